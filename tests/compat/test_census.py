@@ -34,6 +34,8 @@ from torch_fakeify.records.frame import FakeModeDesc, InputDesc
 from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc, SymDesc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_fakeify.frames.instances import Instance
 
 TABLES = {
@@ -52,50 +54,6 @@ def names(cls: type, how: str) -> set[str]:
 # --- the tables and torch -----------------------------------------------------------------------
 
 
-def used_modes() -> list[FakeTensorMode]:
-    """Return used fake tensor modes of every configuration."""
-    modes = [
-        FakeTensorMode(),
-        FakeTensorMode(shape_env=ShapeEnv(), export=True, allow_non_fake_inputs=True),
-        FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_fallback_kernels=False),
-    ]
-    with functorch_config.patch(fake_tensor_propagate_real_tensors=True):
-        modes.append(FakeTensorMode(shape_env=ShapeEnv()))
-    with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
-        modes.append(FakeTensorMode())
-    for mode in modes:
-        with mode, mode:
-            torch.empty(2, 3).nonzero if mode.shape_env is None else torch.ones(2).nonzero()
-            assert mode.enter_stack
-        assert mode.stack
-        mode.epoch += 1
-        mode.reset_nt_tensor_id_counter()
-    return modes
-
-
-def used_nodes() -> list[SymNode]:
-    """Return used symbolic scalars of every kind, also under translation validation."""
-    found: list[SymNode] = []
-    for validation in (False, True):
-        with shapes_config.patch(translation_validation=validation):
-            env = ShapeEnv()
-            symbol = env.create_symbol(5, LocalSource("n"))
-            n = env.create_symintnode(symbol, hint=5, source=LocalSource("n"))
-            u = env.create_unbacked_symint()
-            torch._check(u == n)
-            nodes = [x.node for x in (n, u, n + u, n * 2.5, n > 3, env.create_unbacked_symfloat())]
-            nodes.append(n.node.wrap_int(3))
-            assert all(sym_node.expr is not None for sym_node in nodes)
-            found += nodes
-    return found
-
-
-def live(cls: type) -> set[str]:
-    """Return the attributes of instances."""
-    objects: list[Any] = used_modes() if cls is FakeTensorMode else used_nodes()
-    return {name for obj in objects for name in vars(obj)}
-
-
 @pytest.mark.parametrize("cls", TABLES, ids=lambda cls: cls.__name__)
 def test_the_tables_have_the_attributes_in_torchs_source(cls: type) -> None:
     """The table of a class lists every attribute that its source, or that of a base, assigns."""
@@ -104,14 +62,31 @@ def test_the_tables_have_the_attributes_in_torchs_source(cls: type) -> None:
     assert {name for name, known in TABLES[cls].items() if known.everywhere} <= found
 
 
-@pytest.mark.parametrize("cls", [FakeTensorMode, SymNode], ids=lambda cls: cls.__name__)
-def test_instances_have_the_attributes_in_the_tables(cls: type) -> None:
-    """No object has more, and one that none has belongs to the class or is never set."""
-    never = {"_dispatch_key"}
-    of_the_class = {name for base in cls.__mro__ for name in vars(base)}
-    everywhere = {name for name, known in TABLES[cls].items() if known.everywhere}
-    assert live(cls) - set(TABLES[cls]) == set()
-    assert everywhere - live(cls) - of_the_class <= never
+@pytest.mark.parametrize("validation", [False, True])
+def test_used_objects_have_no_other_attributes(validation: bool) -> None:
+    """Neither modes nor symbolic scalars, whatever they are configured for and used for."""
+    with (
+        functorch_config.patch(fake_tensor_propagate_real_tensors=validation),
+        torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=validation),
+    ):
+        mode = FakeTensorMode(shape_env=ShapeEnv(), export=validation)
+        with mode, mode:
+            torch.ones(2).nonzero()
+            assert mode.enter_stack
+    assert mode.stack
+    mode.epoch += 1
+    mode.reset_nt_tensor_id_counter()
+    assert unknown_attributes(mode, FAKE_MODE_ATTRIBUTES) == []
+    with shapes_config.patch(translation_validation=validation):
+        env = ShapeEnv()
+        symbol = env.create_symbol(5, LocalSource("n"))
+        n = env.create_symintnode(symbol, hint=5, source=LocalSource("n"))
+        u = env.create_unbacked_symint()
+        torch._check(u == n)
+        scalars = (n, u, n + u, n * 2.5, n > 3, env.create_unbacked_symfloat())
+        for sym_node in (*(scalar.node for scalar in scalars), n.node.wrap_int(3)):
+            assert sym_node.expr is not None
+            assert unknown_attributes(sym_node, SYM_NODE_ATTRIBUTES) == []
 
 
 def test_a_new_attribute_is_found() -> None:
@@ -235,14 +210,6 @@ def export_frame() -> tuple[FakeTensorMode, tfk.Capture]:
     return inputs[0].fake_mode, tfk.capture(program.graph_module, inputs)
 
 
-def test_the_mode_of_an_exported_program_is_rebuilt() -> None:
-    """It takes real tensors as inputs and tracks no scalars."""
-    mode, capture = export_frame()
-    assert capture.desc.fake_mode.export
-    assert capture.desc.fake_mode.allow_non_fake_inputs
-    assert_same_mode(mode, capture.instantiate().fake_mode)
-
-
 def static_frame() -> tuple[FakeTensorMode, tfk.Capture]:
     """Return a graph of ``make_fx(..., tracing_mode="fake")`` with a size from data."""
     config = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
@@ -252,20 +219,8 @@ def static_frame() -> tuple[FakeTensorMode, tfk.Capture]:
     return x.fake_mode, tfk.capture(gm, [x])
 
 
-def test_a_static_mode_with_a_shape_env_is_rebuilt() -> None:
-    """The rebuilt mode has static shapes, and its unbacked sizes are symbols."""
-    mode, capture = static_frame()
-    assert mode.static_shapes
-    assert mode.shape_env is not None
-    instance = capture.instantiate()
-    assert_same_mode(mode, instance.fake_mode)
-    shapes = [n.meta["val"].shape for n in instance.gm.graph.nodes if n.op == "call_function"]
-    assert [str(s) for s in shapes] == ["torch.Size([u0, 2])"] * 2
-    assert instance.fake_mode.from_tensor(torch.empty(3, 4)).shape == (3, 4)
-
-
-def flipped_mode() -> FakeTensorMode:
-    """Return a mode whose recorded settings all differ from the default."""
+def flipped_frame() -> tuple[FakeTensorMode, tfk.Capture]:
+    """Return a frame of a mode whose recorded settings all differ from the default."""
     with functorch_config.patch(fake_tensor_allow_meta=False):
         mode = FakeTensorMode(
             shape_env=ShapeEnv(),
@@ -277,7 +232,7 @@ def flipped_mode() -> FakeTensorMode:
     mode.allow_scalar_outputs = True
     mode.nt_tensor_id_initial_count, mode.nt_tensor_id_counter = 7, 9
     mode.shape_env.create_symbol(torch.SymInt(nested_tensor.NestedIntNode(5, 1)), LocalSource("j"))
-    return mode
+    return mode, graph_of(mode)
 
 
 def graph_of(mode: FakeTensorMode) -> tfk.Capture:
@@ -286,15 +241,27 @@ def graph_of(mode: FakeTensorMode) -> tfk.Capture:
     return tfk.capture(make_fx(torch.sin)(torch.empty(3)), [x])
 
 
-def test_every_setting_of_a_mode_is_rebuilt() -> None:
-    """Each setting differs from its default, and the instance has it."""
-    mode = flipped_mode()
-    capture = graph_of(mode)
-    default = FakeModeDesc()
-    for field in FakeModeDesc.__struct_fields__:
-        unlike = getattr(capture.desc.fake_mode, field) != getattr(default, field)
-        assert unlike, field
-    assert_same_mode(mode, capture.instantiate().fake_mode)
+FRAMES: dict[Callable[[], tuple[FakeTensorMode, tfk.Capture]], set[str]] = {
+    export_frame: {"export", "allow_non_fake_inputs"},
+    static_frame: {"static_shapes"},
+    flipped_frame: set(FakeModeDesc.__struct_fields__),
+}
+"""Frames, and the settings of their modes that differ from the default."""
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.__name__)
+def test_every_setting_of_a_mode_is_rebuilt(frame: Any) -> None:
+    """The instance's mode has it; a static one with a ShapeEnv has symbols for unbacked sizes."""
+    mode, capture = frame()
+    fields, default = FakeModeDesc.__struct_fields__, FakeModeDesc()
+    unlike = {f for f in fields if getattr(capture.desc.fake_mode, f) != getattr(default, f)}
+    assert unlike >= FRAMES[frame]
+    instance = capture.instantiate()
+    assert_same_mode(mode, instance.fake_mode)
+    if frame is static_frame:
+        shapes = [n.meta["val"].shape for n in instance.gm.graph.nodes if n.op == "call_function"]
+        assert [str(s) for s in shapes] == ["torch.Size([u0, 2])"] * 2
+        assert instance.fake_mode.from_tensor(torch.empty(3, 4)).shape == (3, 4)
 
 
 def test_this_process_configuration_does_not_affect_an_instance() -> None:
@@ -311,16 +278,10 @@ def test_this_process_configuration_does_not_affect_an_instance() -> None:
     assert not mode.fake_tensor_converter.meta_converter.copy_data
 
 
-def settings_of(mode: Any) -> dict[str, Any]:
-    """Return the recorded settings of a mode as plain data."""
-    found = {n: getattr(mode, n) for n in sorted(names(FakeTensorMode, "carried"))}
-    return {**found, "fake_tensor_converter": mode.fake_tensor_converter.export}
-
-
 @pytest.mark.sweep
 def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     """A fresh interpreter has the settings from the files alone."""
-    frames = [export_frame(), static_frame(), (mode := flipped_mode(), graph_of(mode))]
+    frames = [frame() for frame in FRAMES]
 
     def check(gm: Any, inputs: Any, capture: tfk.Capture, instance: Instance) -> None:
         frames.append((TracingContext.get().fake_mode, capture))
@@ -343,7 +304,8 @@ def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     done = fresh("-c", script, attributes, *paths)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     for (mode, capture), line in zip(frames, lines, strict=True):
-        expected = settings_of(mode)
+        expected = {name: getattr(mode, name) for name in names(FakeTensorMode, "carried")}
+        expected["fake_tensor_converter"] = mode.fake_tensor_converter.export
         if capture.desc.fake_mode.nt_tensor_id_counter is None:
             for counts in (expected, line):
                 del counts["nt_tensor_id_counter"], counts["nt_tensor_id_initial_count"]
@@ -351,32 +313,32 @@ def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     assert frames[-1][1].desc.fake_mode.nt_tensor_id_counter is not None
 
 
-def test_a_mode_of_another_class_is_refused() -> None:
-    """Attributes that a subclass adds would be lost."""
-
-    class OwnMode(FakeTensorMode):
-        pass
-
-    with pytest.raises(tfk.CaptureError) as info:
-        graph_of(OwnMode())
-    assert str(info.value) == (
-        "a fake tensor mode of a class of its own; expected FakeTensorMode; found "
-        f"{OwnMode.__module__}.{OwnMode.__qualname__}. Capture with inputs of a plain "
-        "FakeTensorMode"
-    )
+class OwnMode(FakeTensorMode):
+    """A class whose attributes would be lost."""
 
 
-def test_an_unknown_attribute_of_a_mode_is_refused() -> None:
-    """State that the table does not have is not dropped, and the error names it."""
+def newer_mode() -> FakeTensorMode:
+    """Return a mode with state that the table does not have."""
     mode = FakeTensorMode()
     mode.new_in_some_torch = True
+    return mode
+
+
+REFUSED = {
+    f"a fake tensor mode of a class of its own; expected FakeTensorMode; found {__name__}.OwnMode. "
+    "Capture with inputs of a plain FakeTensorMode": OwnMode,
+    "the FakeTensorMode has an attribute that a record does not know; expected the attributes of torch's "
+    "FakeTensorMode; found new_in_some_torch. Remove the attribute, or use a version of torch_fakeify for "
+    "this torch": newer_mode,
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_mode_with_more_than_a_record_has_is_refused(message: str) -> None:
+    """State is not dropped, and the error names it."""
     with pytest.raises(tfk.CaptureError) as info:
-        graph_of(mode)
-    assert str(info.value) == (
-        "the FakeTensorMode has an attribute that a record does not know; expected the attributes "
-        "of torch's FakeTensorMode; found new_in_some_torch. Remove the attribute, or use a "
-        "version of torch_fakeify for this torch"
-    )
+        graph_of(REFUSED[message]())
+    assert str(info.value) == message
 
 
 @pytest.mark.parametrize(

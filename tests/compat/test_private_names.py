@@ -80,7 +80,7 @@ def test_the_names_that_a_source_needs_are_found() -> None:
 
 
 def test_the_names_that_compat_needs_exist() -> None:
-    """Names of each kind of use are found in the package's own source."""
+    """Names of each kind of use, and of each module with private names, are found in its source."""
     names = set(private_names())
     assert {
         "torch._guards.SLoc",
@@ -89,35 +89,18 @@ def test_the_names_that_compat_needs_exist() -> None:
         "torch._dynamo.source",
         "torch._dynamo.exc.SkipFrame",
         "torch.nested._internal.nested_tensor._tensor_id_counter",
+        "torch._export.verifier.load_verifier",
+        "torch._library.fake_impl.FakeImplCtx",
+        "torch._dynamo.backends.registry.lookup_backend",
     } <= names
     assert missing_names(names) == []
 
 
-def test_each_missing_name_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names inside a missing one have no line of their own."""
+def test_each_missing_name_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that cannot be imported has one with its error; names inside a missing one have none."""
     broken = types.ModuleType("torch._broken")
     monkeypatch.setitem(sys.modules, "torch._halted", None)
     monkeypatch.setitem(sys.modules, "torch._broken", broken)
-    names = [
-        "torch._halted.a",
-        "torch._broken.a",
-        "torch._nope.a",
-        "torch._nope.b",
-        "torch._C._nope.x",
-    ]
-    assert missing_names([*names, "torch.Tensor"]) == [
-        "torch._halted: a name that is missing",
-        "torch._broken.a: a name that is missing",
-        "torch._nope: a name that is missing",
-        "torch._C._nope: a name that is missing",
-    ]
-    assert find("torch._broken") is broken
-
-
-def test_a_module_that_cannot_be_imported_has_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module that cannot be imported has a line with its error, of any class."""
     monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
     for name, text in {
         "_raising": "raise RuntimeError('no')",
@@ -125,14 +108,21 @@ def test_a_module_that_cannot_be_imported_has_a_line(
         "_partial": "from torch import nobody_has_this",
     }.items():
         (tmp_path / f"{name}.py").write_text(text)
-    found = missing_names(["torch._raising.a", "torch._needy", "torch._partial"])
-    assert found[:2] == [
+    names = """
+        torch._halted.a torch._broken.a torch._nope.a torch._nope.b torch._C._nope.x torch.Tensor
+        torch._raising.a torch._needy torch._partial
+    """
+    *found, partial = missing_names(names.split())
+    assert found == [
+        "torch._halted: a name that is missing",
+        "torch._broken.a: a name that is missing",
+        "torch._nope: a name that is missing",
+        "torch._C._nope: a name that is missing",
         "torch._raising: cannot be imported, RuntimeError: no",
         "torch._needy: cannot be imported, No module named 'nobody_has_this'",
     ]
-    assert found[2].startswith(
-        "torch._partial: cannot be imported, ImportError: cannot import name"
-    )
+    assert partial.startswith("torch._partial: cannot be imported, ImportError: cannot import name")
+    assert find("torch._broken") is broken
     with pytest.raises(MissingNameError):
         find("torch._raising")
 

@@ -30,15 +30,8 @@ from torch_fakeify.encoding.conditions import DIM
 from torch_fakeify.encoding.contexts import decode_context, encode_context
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.encoding.sources import DecodeMemo
-from torch_fakeify.errors import (
-    FormatError,
-    LimitError,
-    UnsupportedValueError,
-)
-from torch_fakeify.records.tensor import (
-    ConstraintDesc,
-    ContextDesc,
-)
+from torch_fakeify.errors import FormatError, LimitError, UnsupportedValueError
+from torch_fakeify.records.tensor import ConstraintDesc, ContextDesc
 from torch_fakeify.serialization.document import dumps, loads
 
 if TYPE_CHECKING:
@@ -78,22 +71,6 @@ def test_contexts_do_not_depend_on_those_made_before(
         assert encode_context(again) == desc
 
 
-def test_contexts_of_a_record_share_nothing_mutable() -> None:
-    """Each context has its own lists of dims and its own cache of symbols."""
-    memo = DecodeMemo()
-    desc = encode_context(
-        StatefulSymbolicContext([DimDynamic.DUCK], tensor_source=X, unbacked_bounds={0: (1, 2)})
-    )
-    first, second, third = (decode_context(desc, memo=memo) for _ in range(3))
-    first.dynamic_sizes[0] = DimDynamic.STATIC
-    first.shape_env_to_source_to_symbol_cache[1] = {}
-    second.constraint_sizes[0] = StrictMinMaxConstraint(vr=ValueRanges(1, 2), warn_only=False)
-    second.unbacked_bounds[0] = (3, 4)
-    assert encode_context(third) == desc
-    assert encode_context(decode_context(desc, memo=memo)) == desc
-    assert third.shape_env_to_source_to_symbol_cache == {}
-
-
 def test_every_context_class_and_field_is_covered() -> None:
     """A class or a field that torch adds must be added to the record or listed here as left out."""
     left_out = {"shape_env_to_source_to_symbol_cache"}  # not policy: the symbols of an env
@@ -115,18 +92,23 @@ def test_every_context_class_and_field_is_covered() -> None:
     }
 
 
-def test_the_symbol_cache_is_not_recorded() -> None:
-    """A decoded stateful context has an empty cache of its own."""
-    ctx = StatefulSymbolicContext([DimDynamic.DYNAMIC], tensor_source=X)
-    env = ShapeEnv()
-    FakeTensorMode(shape_env=env).from_tensor(torch.ones(3), symbolic_context=ctx, source=X)
-    assert ctx.shape_env_to_source_to_symbol_cache
-    one, two = (decode_context(encode_context(ctx)) for _ in range(2))
-    assert one.shape_env_to_source_to_symbol_cache == {}  # pyright: ignore
-    assert (
-        one.shape_env_to_source_to_symbol_cache  # pyright: ignore
-        is not two.shape_env_to_source_to_symbol_cache  # pyright: ignore
+def test_contexts_of_a_record_share_nothing_mutable() -> None:
+    """Each has its own lists of dims, and a cache of symbols of its own, which is not recorded."""
+    ctx = StatefulSymbolicContext(
+        [DimDynamic.DYNAMIC], tensor_source=X, unbacked_bounds={0: (1, 2)}
     )
+    FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(3), symbolic_context=ctx, source=X)
+    assert ctx.shape_env_to_source_to_symbol_cache
+    memo = DecodeMemo()
+    desc = encode_context(ctx)
+    first, second, third = (decode_context(desc, memo=memo) for _ in range(3))
+    first.dynamic_sizes[0] = DimDynamic.STATIC
+    first.shape_env_to_source_to_symbol_cache[1] = {}
+    second.constraint_sizes[0] = StrictMinMaxConstraint(vr=ValueRanges(1, 2), warn_only=False)
+    second.unbacked_bounds[0] = (3, 4)
+    assert encode_context(third) == desc
+    assert encode_context(decode_context(desc, memo=memo)) == desc
+    assert third.shape_env_to_source_to_symbol_cache == {}
 
 
 def test_a_decoded_context_makes_the_same_symbols() -> None:
@@ -173,102 +155,82 @@ def test_specializations_round_trip() -> None:
     assert env.guards == []
 
 
-def test_a_condition_that_is_no_expression_is_refused() -> None:
-    """The error names a function that branches on the size."""
-
-    def branches(n: Any) -> Any:
-        return n == 4 if n > 3 else n == 2
-
-    with pytest.raises(UnsupportedValueError) as error:
-        encode_context(StatelessSymbolicContext([DimDynamic.DYNAMIC], specialize_on=[[branches]]))
-    assert "symbolic context.specialize_on[0][0]" in str(error.value)
-    assert "branches" in str(error.value)
+def branches(n: Any) -> Any:
+    """Branch on the size."""
+    return n == 4 if n > 3 else n == 2
 
 
-def test_contexts_and_constraints_of_other_packages_are_refused() -> None:
-    """The error names the subclass, whose meaning is unknown."""
-
-    class MyContext(StatelessSymbolicContext):
-        pass
-
-    @dataclasses.dataclass(frozen=True)
-    class MyConstraint(RelaxedUnspecConstraint):
-        pass
-
-    with pytest.raises(UnsupportedValueError, match="MyContext"):
-        encode_context(MyContext([]))
-    with pytest.raises(UnsupportedValueError, match="MyConstraint"):
-        encode_context(SymIntSymbolicContext(MyConstraint(warn_only=False)))
+class MyContext(StatelessSymbolicContext):
+    """A class whose meaning is unknown."""
 
 
-NUMBER = encode_expr(sympy.Integer(3))
+@dataclasses.dataclass(frozen=True)
+class MyConstraint(RelaxedUnspecConstraint):
+    """A class whose meaning is unknown."""
 
 
 @pytest.mark.parametrize(
-    ("fields", "text"),
+    ("ctx", "message"),
     [
         (
-            {"kind": "symint", "dynamic_sizes": ("DUCK",)},
-            ".dynamic_sizes: a symint context has no such field",
+            StatelessSymbolicContext([DimDynamic.DYNAMIC], specialize_on=[[branches]]),
+            r"^symbolic context.specialize_on\[0\]\[0\] \(branches\)",
         ),
-        (
-            {"kind": "stateless", "tensor_source": LOCAL},
-            ".tensor_source: a stateless context has no such field",
-        ),
-        ({"kind": "stateful"}, ".tensor_source: a stateful context lacks its source"),
-        (
-            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "dynamic_strides": ("DUCK", "DUCK")},
-            ".dynamic_strides: a context has a wrong number of dims; expected 1; found 2",
-        ),
-        (
-            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "dynamic_strides": ("STATIC",)},
-            ".dynamic_strides: a stride has a policy that torch does not know for strides; "
-            "expected INFER_STRIDE | DYNAMIC | DUCK; found STATIC",
-        ),
-        (
-            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "shape_ids": ((0, "a"), (0, "b"))},
-            ".shape_ids: a dim occurs twice",
-        ),
-        (
-            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "shape_ids": ((1, "a"),)},
-            ".shape_ids: there is no such dim; found 1",
-        ),
-        (
-            {"kind": "symint", "constraint": ConstraintDesc(kind="strict", lower=NUMBER)},
-            ".constraint: a strict constraint lacks its range",
-        ),
-        (
-            {"kind": "symint", "constraint": ConstraintDesc(kind="relaxed", lower=NUMBER)},
-            ".constraint: a relaxed constraint has no range",
-        ),
-        (
-            {
-                "kind": "symint",
-                "constraint": ConstraintDesc(
-                    kind="strict", lower=NUMBER, upper=encode_expr(sympy.Integer(2))
-                ),
-            },
-            ".constraint: a range is empty; found Invalid ranges [3:2]",
-        ),
-        (
-            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "specialize_on": ((NUMBER,),)},
-            ".specialize_on[0][0]: a condition to specialize on is no predicate of the size; "
-            "expected a comparison of the symbol dim; found 3",
-        ),
-        (
-            {
-                "kind": "subclass",
-                "tensor_source": LOCAL,
-                "inner_contexts": (("a", None), ("a", None)),
-            },
-            ".inner_contexts: an inner tensor occurs twice",
-        ),
+        (MyContext([]), "MyContext"),
+        (SymIntSymbolicContext(MyConstraint(warn_only=False)), "MyConstraint"),
     ],
 )
-def test_wrong_contexts_are_refused(fields: dict[str, Any], text: str) -> None:
+def test_contexts_without_a_record_are_refused(ctx: SymbolicContext, message: str) -> None:
+    """The error names a function that branches on the size, or the class."""
+    with pytest.raises(UnsupportedValueError, match=message):
+        encode_context(ctx)
+
+
+NUMBER = encode_expr(sympy.Integer(3))
+SMALLER = encode_expr(sympy.Integer(2))
+
+
+def dim(**fields: Any) -> ContextDesc:
+    """Return a record of a stateless context of one dim."""
+    return ContextDesc(kind="stateless", dynamic_sizes=("DUCK",), **fields)
+
+
+def number(**fields: Any) -> ContextDesc:
+    """Return a record of a context of a number with a constraint."""
+    return ContextDesc(kind="symint", constraint=ConstraintDesc(**fields))
+
+
+WRONG = {
+    ".dynamic_sizes: a symint context has no such field": (
+        ContextDesc(kind="symint", dynamic_sizes=("DUCK",))
+    ),
+    ".tensor_source: a stateless context has no such field": dim(tensor_source=LOCAL),
+    ".tensor_source: a stateful context lacks its source": ContextDesc(kind="stateful"),
+    ".dynamic_strides: a context has a wrong number of dims; expected 1; found 2": (
+        dim(dynamic_strides=("DUCK", "DUCK"))
+    ),
+    ".dynamic_strides: a stride has a policy that torch does not know for strides; expected "
+    "INFER_STRIDE | DYNAMIC | DUCK; found STATIC": dim(dynamic_strides=("STATIC",)),
+    ".shape_ids: a dim occurs twice": dim(shape_ids=((0, "a"), (0, "b"))),
+    ".shape_ids: there is no such dim; found 1": dim(shape_ids=((1, "a"),)),
+    ".constraint: a strict constraint lacks its range": number(kind="strict", lower=NUMBER),
+    ".constraint: a relaxed constraint has no range": number(kind="relaxed", lower=NUMBER),
+    ".constraint: a range is empty; found Invalid ranges [3:2]": (
+        number(kind="strict", lower=NUMBER, upper=SMALLER)
+    ),
+    ".specialize_on[0][0]: a condition to specialize on is no predicate of the size; "
+    "expected a comparison of the symbol dim; found 3": dim(specialize_on=((NUMBER,),)),
+    ".inner_contexts: an inner tensor occurs twice": ContextDesc(
+        kind="subclass", tensor_source=LOCAL, inner_contexts=(("a", None), ("a", None))
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_contexts_are_refused(text: str) -> None:
     """Each error contains the path into the context."""
     with pytest.raises(FormatError) as error:
-        decode_context(ContextDesc(**fields))
+        decode_context(WRONG[text])
     assert str(error.value) == f"symbolic context{text}"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -41,11 +39,28 @@ import torch_fakeify as tfk
 from torch_fakeify.encoding.exprs import encode_sym
 from torch_fakeify.encoding.interpreters import Interpreters, encode_stack, make_interpreters
 from torch_fakeify.errors import ConvertError
-from torch_fakeify.records.tensor import InterpreterDesc, MetaTensorDesc
+from torch_fakeify.records.tensor import FunctorchDesc, InterpreterDesc, MetaTensorDesc
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable
     from pathlib import Path
+
+
+def inside(transform: Any, x: torch.Tensor, look: Callable[[torch.Tensor], Any]) -> Any:
+    """Return the result of a function of the tensor inside a transform."""
+    found: list[Any] = []
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        found.append(look(t))
+        return t.sum()
+
+    transform(function)(x)
+    return found[0]
+
+
+def described(transform: Any, x: torch.Tensor) -> MetaTensorDesc:
+    """Return the record of the tensor inside a transform."""
+    return inside(transform, x, tfk.describe_tensor)
 
 
 # --- stacks and records ---------------------------------------------------------------------------
@@ -76,18 +91,10 @@ def test_a_rebuilt_stack_has_the_same_record(stack: tuple[InterpreterDesc, ...])
     layers = make_interpreters(stack, ints=same)
     assert len(layers) == len(stack)
     assert encode_stack(layers, ints=same) == stack
-    holder = msgspec.structs.replace(
-        tfk.describe_tensor(torch.ones(2)), functorch=functorch_record(stack)
-    )
+    inner, outer = (tfk.describe_tensor(torch.ones(3, 2)) for _ in range(2))
+    wrapper = FunctorchDesc(kind="batched", unwrapped=inner, level=1, bdim=0, stack=stack)
+    holder = msgspec.structs.replace(outer, functorch=wrapper)
     assert tfk.loads(tfk.dumps(holder)) == holder
-
-
-def functorch_record(stack: tuple[InterpreterDesc, ...]) -> Any:
-    """Return the record of a wrapper with this stack."""
-    from torch_fakeify.records.tensor import FunctorchDesc
-
-    inner = tfk.describe_tensor(torch.ones(3, 2))
-    return FunctorchDesc(kind="batched", unwrapped=inner, level=1, bdim=0, stack=stack)
 
 
 @given(stacks())
@@ -102,47 +109,39 @@ def test_building_a_stack_does_not_change_the_process(stack: tuple[InterpreterDe
             torch.is_inference_mode_enabled(),
         )
 
-    before: list[Any] = []
-
-    def inside(t: torch.Tensor) -> torch.Tensor:
-        before.append(state())
+    def look(_: torch.Tensor) -> None:
+        before = state()
         make_interpreters(stack, ints=same)
-        assert state() == before[0]
-        return t
+        assert state() == before
 
     with torch.no_grad():
-        vmap(inside)(torch.ones(2))
-    assert before
+        inside(vmap, torch.ones(2), look)
 
 
 def test_a_batch_size_may_be_symbolic() -> None:
     """A ``SymInt`` is encoded and decoded by the caller's functions."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False)
     x = mode.from_tensor(torch.ones(5, 3))
-    found: list[tuple[InterpreterDesc, ...]] = []
 
-    def inside(t: torch.Tensor) -> torch.Tensor:
+    def look(_: torch.Tensor) -> tuple[InterpreterDesc, ...]:
         with temporarily_clear_interpreter_stack() as layers:
-            found.append(encode_stack(layers, ints=encode_sym))
-            again = make_interpreters(found[0], ints=lambda n: x.shape[0])
-            assert encode_stack(again, ints=encode_sym) == found[0]
+            found = encode_stack(layers, ints=encode_sym)
+            again = make_interpreters(found, ints=lambda n: x.shape[0])
+            assert encode_stack(again, ints=encode_sym) == found
         # The recorded stack is the active one.
         interpreters = Interpreters()
-        first, second = (interpreters.layers(found[0], ints=lambda n: x.shape[0]) for _ in range(2))
+        first, second = (interpreters.layers(found, ints=lambda n: x.shape[0]) for _ in range(2))
         assert first is not second
         assert not interpreters._made
-        other = Interpreters()
-        other.layers(found[0], ints=lambda n: x.shape[1])
-        with other.entered(found[0], ints=lambda n: x.shape[1]):
+        with interpreters.entered(found, ints=lambda n: x.shape[1]):
             (interpreter,) = retrieve_all_functorch_interpreters()
             assert interpreter.batch_size() is not x.shape[0]  # type: ignore[attr-defined]
             assert str(interpreter.batch_size()) == str(x.shape[1])  # type: ignore[attr-defined]
-        assert list(other._made) == found
-        return t
+        assert list(interpreters._made) == [found]
+        return found
 
     with mode:
-        vmap(inside)(x)
-    (stack,) = found
+        stack = inside(vmap, x, look)
     assert stack[0].batch_size == encode_sym(x.shape[0])
 
 
@@ -196,10 +195,10 @@ class Seen(NamedTuple):
 
 def look(name: str) -> Seen:
     """Run a program and observe its tensor inside the transform."""
-    seen: list[Seen] = []
     reals = {op: captured_tensor() for op in OPS}
+    seen: list[Seen] = []
 
-    def inside(t: torch.Tensor) -> torch.Tensor:
+    def function(t: torch.Tensor) -> torch.Tensor:
         record = tfk.describe_tensor(t)
         torchs: Any = None
         fake: dict[str, Any] | None = None
@@ -211,14 +210,13 @@ def look(name: str) -> Seen:
             assert not t.is_leaf
         else:
             fake = {op: on_torchs_fake(op, t, reals[op]) for op in OPS}
-        mode = FakeTensorMode()
-        rebuilt = told(rebuild(record, mode, Interpreters()))
+        rebuilt = told(rebuild(record, FakeTensorMode(), Interpreters()))
         real = {op: outcome(op, t, reals[op]) for op in OPS}
         modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         seen.append(Seen(told(t), record, torchs, rebuilt, real, fake, modes))
         return t
 
-    PROGRAMS[name](inside)
+    PROGRAMS[name](function)
     return seen[0]
 
 
@@ -235,20 +233,7 @@ def on_torchs_fake(op: str, t: torch.Tensor, captured: torch.Tensor) -> Any:
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Seen]:
     """What was observed in every program."""
-    with quiet():
-        return {name: look(name) for name in PROGRAMS}
-
-
-@contextmanager
-def quiet() -> Generator[None, None, None]:
-    """Silence the log of meta functions, in which torch writes every error."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
+    return {name: look(name) for name in PROGRAMS}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -295,10 +280,8 @@ def check_outcomes(seen: Seen, found: dict[str, Any]) -> None:
 def test_operators_agree_under_the_rebuilt_stack(seen: dict[str, Seen], name: str) -> None:
     """Outside of any transform, results have the same metadata and errors have the same text."""
     grad_mode, forward = seen[name].modes
-    with quiet():
-        check_outcomes(
-            seen[name], replayed(seen[name].record, grad_mode=grad_mode, forward=forward)
-        )
+    found = replayed(seen[name].record, grad_mode=grad_mode, forward=forward)
+    check_outcomes(seen[name], found)
 
 
 @pytest.mark.sweep
@@ -317,18 +300,6 @@ def test_operators_agree_in_another_process(seen: dict[str, Seen], tmp_path: Pat
 # --- the stacks of a converter --------------------------------------------------------------------
 
 
-def described(transform: Any, x: torch.Tensor) -> MetaTensorDesc:
-    """Return the record of the tensor inside a transform."""
-    found: list[MetaTensorDesc] = []
-
-    def inside(t: torch.Tensor) -> torch.Tensor:
-        found.append(tfk.describe_tensor(t))
-        return t.sum()
-
-    transform(inside)(x)
-    return found[0]
-
-
 def active() -> Any:
     """Return torch's description of the active stack."""
     return [interpreter.get_state() for interpreter in retrieve_all_functorch_interpreters()]
@@ -336,56 +307,35 @@ def active() -> Any:
 
 @pytest.mark.parametrize("transform", [grad, vmap, functionalize])
 def test_wrappers_made_inside_a_transform_belong_to_it(transform: Any) -> None:
-    """Wrappers have the active interpreters, and end with them, as torch's own fakes do."""
-    fakes: list[torch.Tensor] = []
+    """Wrappers have the active interpreters, and end with them, as torch's own fakes do.
 
-    def inside(t: torch.Tensor) -> torch.Tensor:
-        mode = FakeTensorMode()
-        interpreters = Interpreters()
-        ours, torchs = rebuild(tfk.describe_tensor(t), mode, interpreters), mode.from_tensor(t)
+    A wrapper that is made of the same record afterwards has a rebuilt stack.
+    """
+    interpreters, mode = Interpreters(), FakeTensorMode()
+
+    def look(t: torch.Tensor) -> tuple[MetaTensorDesc, torch.Tensor, torch.Tensor]:
+        record = tfk.describe_tensor(t)
+        ours, torchs = rebuild(record, mode, interpreters), mode.from_tensor(t)
         assert told(ours) == told(torchs)
         assert told(ours.sin() + torchs) == told(torchs.sin() + torchs)
-        fakes.extend((ours, torchs))
-        return t.sum()
+        return record, ours, torchs
 
-    transform(inside)(torch.randn(3, 4))
-    ours, torchs = fakes
+    record, ours, torchs = inside(transform, torch.randn(3, 4), look)
     level = functorch.maybe_get_level(ours)
     assert level == functorch.maybe_get_level(torchs) == (-2 if transform is grad else 1)
+    assert functorch.maybe_get_level(rebuild(record, FakeTensorMode(), interpreters)) == 1
 
 
 def test_wrappers_end_with_their_own_transform() -> None:
     """A wrapper made of an outer tensor's record inside an inner transform ends with the outer."""
-    fakes: list[torch.Tensor] = []
 
-    def outer(s: torch.Tensor) -> torch.Tensor:
+    def look(s: torch.Tensor) -> torch.Tensor:
         d = tfk.describe_tensor(s)
+        made = inside(grad, s.cos(), lambda _: rebuild(d, FakeTensorMode(), Interpreters()))
+        assert functorch.maybe_get_level(made) == 1
+        return made
 
-        def inner(t: torch.Tensor) -> torch.Tensor:
-            fakes.append(rebuild(d, FakeTensorMode(), Interpreters()))
-            return t.sum()
-
-        grad(inner)(s.cos())
-        assert functorch.maybe_get_level(fakes[0]) == 1
-        return s.sum()
-
-    grad(outer)(torch.randn(3))
-    assert functorch.maybe_get_level(fakes[0]) == -2
-
-
-def test_ended_interpreters_are_not_reused() -> None:
-    """A wrapper that is made after a transform has a rebuilt stack."""
-    interpreters = Interpreters()
-    records: list[MetaTensorDesc] = []
-
-    def inside(t: torch.Tensor) -> torch.Tensor:
-        records.append(tfk.describe_tensor(t))
-        rebuild(records[0], FakeTensorMode(), interpreters)
-        return t.sum()
-
-    grad(inside)(torch.randn(3))
-    made = rebuild(records[0], FakeTensorMode(), interpreters)
-    assert functorch.maybe_get_level(made) == 1
+    assert functorch.maybe_get_level(inside(grad, torch.randn(3), look)) == -2
 
 
 def test_wrappers_of_a_rebuilt_stack_do_not_end() -> None:
@@ -406,47 +356,43 @@ def test_entering_an_active_stack_changes_nothing() -> None:
     d = described(vmap, torch.randn(3, 4))
     other = described(lambda f: grad(lambda t: vmap(f)(t).sum()), torch.randn(3, 4))
     interpreters = Interpreters()
-    states: list[Any] = []
 
-    def inside(t: torch.Tensor) -> torch.Tensor:
+    def look(_: torch.Tensor) -> Any:
         before = active()
         with interpreters.entered(stack_of(d)):
-            states.append((before, active()))
+            same = active()
         with interpreters.entered(stack_of(other)):
-            states.append(active())
-        assert active() == before
-        return t.sum()
+            replaced = active()
+        assert active() == before == same
+        return before, replaced
 
-    vmap(inside)(torch.randn(3, 4))
-    vmap(grad(inside))(torch.randn(3, 4))
-    assert states[0][0] == states[0][1] == [("Vmap", 1, "error")]
-    assert states[2][0] == states[2][1] == [("Vmap", 1, "error"), ("Grad", 2, True)]
-    assert states[1] == states[3] == [("Grad", 1, True), ("Vmap", 2, "error")]
+    once, replaced = inside(vmap, torch.randn(3, 4), look)
+    assert once == [("Vmap", 1, "error")]
+    assert replaced == [("Grad", 1, True), ("Vmap", 2, "error")]
+    twice, again = inside(lambda f: vmap(grad(f)), torch.randn(3, 4), look)
+    assert twice == [("Vmap", 1, "error"), ("Grad", 2, True)]
+    assert again == replaced
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"batch_size": 4}, {"randomness": "same"}, {"kind": "functionalize"}],
-    ids=["batch size", "randomness", "kind"],
-)
-def test_an_unequal_stack_is_not_the_active_one(changes: dict[str, Any]) -> None:
+UNEQUAL = {
+    "batch size": InterpreterDesc(kind="vmap", level=1, batch_size=4, randomness="error"),
+    "randomness": InterpreterDesc(kind="vmap", level=1, batch_size=3, randomness="same"),
+    "kind": InterpreterDesc(kind="functionalize", level=1, add_back_views=True),
+}
+
+
+@pytest.mark.parametrize("field", UNEQUAL)
+def test_an_unequal_stack_is_not_the_active_one(field: str) -> None:
     """An active interpreter is used only for a record that is equal in every field."""
-    (record,) = stack_of(described(vmap, torch.randn(3, 4)))
-    if "kind" in changes:
-        record = InterpreterDesc(kind="functionalize", level=1, add_back_views=True)
-    else:
-        record = msgspec.structs.replace(record, **changes)
+    stack = (UNEQUAL[field],)
     interpreters = Interpreters()
 
-    def inside(t: torch.Tensor) -> torch.Tensor:
-        with interpreters.entered((record,)):
-            with temporarily_clear_interpreter_stack() as layers:
-                pass
-            assert encode_stack(layers, ints=same) == (record,)
-        return t
+    def look(_: torch.Tensor) -> None:
+        with interpreters.entered(stack), temporarily_clear_interpreter_stack() as layers:
+            assert encode_stack(layers, ints=same) == stack
 
-    vmap(inside)(torch.randn(3, 4))
-    assert list(interpreters._made) == [(record,)]
+    inside(vmap, torch.randn(3, 4), look)
+    assert list(interpreters._made) == [stack]
 
 
 def test_records_of_one_transform_share_its_interpreter() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import textwrap
 import types
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,12 +33,7 @@ from torch_fakeify.records.tensor import OpaqueValue, SubclassDesc, TensorValue,
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The PyTorch API of MaskedTensors", "ignore:The PyTorch API of SparseSemiStructured"
-)
-
-TORCH = Path(torch.__file__).parent
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -93,22 +87,16 @@ def test_a_context_recorded_before_the_registration_is_read() -> None:
 
 
 @pytest.mark.usefixtures("registry")
-def test_registering_again_replaces_the_functions() -> None:
-    """A second registration of a class replaces the functions of the first."""
-    register_subclass(Holder, encode_ctx=lambda ctx: 1, decode_ctx=lambda data: data)
-    register_subclass(Holder, encode_ctx=lambda ctx: 2, decode_ctx=lambda data: data)
-    assert decode_context(encode(holder()), where="t") == 2
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_registration_is_not_inherited() -> None:
-    """A class does not inherit a registration, since its context may be another one."""
+def test_a_registration_is_of_one_class_and_can_be_replaced() -> None:
+    """A class does not inherit it, since its context may be another one."""
 
     @register_subclass
     class Derived(Holder):
         pass
 
-    register_subclass(Holder, encode_ctx=lambda ctx: 1, decode_ctx=lambda data: data)
+    for number in (1, 2):
+        register_subclass(Holder, encode_ctx=lambda ctx, n=number: n, decode_ctx=lambda data: data)
+    assert decode_context(encode(holder()), where="t") == 2
     assert decode_context(encode(Derived(torch.ones(2), "own")), where="t") == "own"
 
 
@@ -178,67 +166,46 @@ def test_dataclasses_of_registered_packages_are_allowed(monkeypatch: pytest.Monk
     assert decode_context(encode(holder(third.Config(3))), where="t") == third.Config(3)
 
 
+WRONG = {
+    "holder_classes.Holder: a class is registered with one function alone; expected both encode_ctx and "
+    "decode_ctx, or neither": (Holder, {"encode_ctx": str}),
+    "holder_classes.Handle: a class that is no tensor class is registered without functions; expected "
+    "encode_ctx and decode_ctx": (Handle, {}),
+    "holder_classes.Unlucky: holder_classes.Unlucky is no traceable wrapper subclass; expected "
+    "__tensor_flatten__ and __tensor_unflatten__; found no __tensor_unflatten__. Define "
+    "__tensor_unflatten__ on the class.": (Unlucky, {}),
+}
+
+
 @pytest.mark.usefixtures("registry")
-def test_wrong_registrations_are_refused() -> None:
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_registrations_are_refused(message: str) -> None:
     """One function alone, none for another class, and a tensor class without the protocol fail."""
-    with pytest.raises(UnsupportedValueError) as alone:
-        register_subclass(Holder, encode_ctx=str)
-    with pytest.raises(UnsupportedValueError) as none:
-        register_subclass(Handle)
-    with pytest.raises(UnsupportedTensorError) as half:
-        register_subclass(Unlucky)
-    assert str(alone.value) == (
-        "holder_classes.Holder: a class is registered with one function alone; expected both "
-        "encode_ctx and decode_ctx, or neither"
-    )
-    assert str(none.value) == (
-        "holder_classes.Handle: a class that is no tensor class is registered without functions; "
-        "expected encode_ctx and decode_ctx"
-    )
-    assert half.value.found == "no __tensor_unflatten__"
-
-
-def test_register_subclass_is_public() -> None:
-    """``torch_fakeify.register_subclass`` is this function."""
-    assert tfk.register_subclass is register_subclass
+    cls, functions = WRONG[message]
+    with pytest.raises((UnsupportedValueError, UnsupportedTensorError)) as error:
+        tfk.register_subclass(cls, **functions)
+    assert str(error.value) == message
 
 
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def test_a_class_that_is_not_imported_is_refused() -> None:
-    """The error contains the class and its import, and nothing is imported."""
-    record = SubclassDesc(cls="some_package.tensors.Packed")
-    with pytest.raises(UnknownNameError) as error:
-        subclass_of(record, where="t")
-    assert str(error.value) == (
-        "t: the tensor subclass 'some_package.tensors.Packed' is not known in this process. "
-        "Run `import some_package.tensors` first if you trust it."
-    )
+UNKNOWN = {
+    "some_package.tensors.Packed": "Run `import some_package.tensors` first if you trust it.",
+    **dict.fromkeys(
+        ["__main__.Mine", "m.f.<locals>.Mine", "Mine"],
+        "Define it and call torch_fakeify.register_subclass(Mine) first.",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", ["__main__.Mine", "m.f.<locals>.Mine", "Mine"])
-def test_a_class_that_cannot_be_imported_is_refused(name: str) -> None:
-    """A class that cannot be imported is refused, and the fix in the error is to register it."""
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_class_that_is_not_imported_is_refused(name: str) -> None:
+    """The error contains the class and its import, or how to register it."""
     with pytest.raises(UnknownNameError) as error:
         subclass_of(SubclassDesc(cls=name), where="t")
     assert str(error.value) == (
-        f"t: the tensor subclass {name!r} is not known in this process. "
-        "Define it and call torch_fakeify.register_subclass(Mine) first."
-    )
-
-
-@pytest.mark.parametrize("name", [
-    "subprocess.Popen", "torch.Tensor", "torch.nn.Parameter", "holder_classes.Unlucky",
-    "holder_classes.Handle", "builtins.type", "torch._subclasses.fake_tensor.FakeTensor",
-])  # fmt: skip
-def test_a_class_that_is_no_wrapper_is_refused(name: str) -> None:
-    """A file cannot call ``__tensor_unflatten__`` on anything else."""
-    with pytest.raises(UnknownNameError) as error:
-        subclass_of(SubclassDesc(cls=name), where="t")
-    assert str(error.value) == (
-        f"t: the class {name!r} is no traceable wrapper subclass; expected a tensor subclass with "
-        "__tensor_flatten__ and __tensor_unflatten__"
+        f"t: the tensor subclass {name!r} is not known in this process. {UNKNOWN[name]}"
     )
 
 
@@ -248,19 +215,28 @@ def test_decoding_imports_nothing(tmp_path: Path) -> None:
     code = """
         import sys
         sys.path.insert(0, sys.argv[1])
-        from torch_fakeify.records.tensor import DictValue, OpaqueValue, SubclassDesc, TupleValue
-        from torch_fakeify.errors import UnknownNameError
+        from torch_fakeify.encoding.names import decode_class, decode_function
         from torch_fakeify.encoding.subclasses import decode_context, subclass_of
+        from torch_fakeify.errors import UnknownNameError
+        from torch_fakeify.records.tensor import (
+            DictValue, FunctionValue, OpaqueValue, SubclassDesc, TupleValue
+        )
 
         context = OpaqueValue(
             kind="dataclass", data=TupleValue(items=("trap.C", DictValue(items=())))
         )
         record = SubclassDesc(cls="trap.C", context=context)
-        for read in (subclass_of, decode_context):
+        function = FunctionValue(kind="function", name="trap.f")
+        for read in (
+            lambda: subclass_of(record, where="t"),
+            lambda: decode_context(record, where="t"),
+            lambda: decode_class("trap.C"),
+            lambda: decode_function(function),
+        ):
             try:
-                read(record, where="t")
+                read()
             except UnknownNameError as error:
-                assert error.fix == "Run `import trap` first if you trust it.", error
+                assert error.fix in (None, "Run `import trap` first if you trust it."), error
             else:
                 raise SystemExit("read")
     """
@@ -271,10 +247,7 @@ def test_an_attribute_that_occurs_twice_is_refused() -> None:
     """An inner attribute is a tensor or an opaque object, and occurs once."""
     tensors = (("a", describe(torch.ones(1))),)
     for opaques in ((("a", None),), (("b", None), ("b", None))):
-        record = SubclassDesc(
-            cls="holder_classes.Holder", tensors=tensors if opaques[0][0] == "a" else (),
-            opaques=opaques,
-        )  # fmt: skip
+        record = SubclassDesc(cls="holder_classes.Holder", tensors=tensors, opaques=opaques)
         with pytest.raises(FormatError, match=r"^t\.[ab]: an inner attribute occurs twice$"):
             decode_opaques(record, where="t")
 

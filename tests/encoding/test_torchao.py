@@ -53,14 +53,6 @@ def test_fake_tensors_by_the_decoded_context(tensors: dict[str, Any]) -> None:
         assert facts(found) == facts(expected), kind
 
 
-def test_outer_and_inner_metadata_differ(tensors: dict[str, Any]) -> None:
-    """A packed tensor has half the columns and another dtype inside than outside."""
-    desc = describe(tensors["Int4Tensor"])
-    inner = dict(desc.subclass.tensors)
-    assert (desc.size, desc.dtype) == ((64, 128), "float32")
-    assert (inner["qdata"].size, inner["qdata"].dtype) == ((64, 64), "uint8")
-
-
 READER = """
 import json, sys
 import torch_fakeify as tfk

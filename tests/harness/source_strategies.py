@@ -21,9 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from torch_fakeify.records.tensor import (
-    SourceDesc,
-)
+from torch_fakeify.records.tensor import SourceDesc
 
 if TYPE_CHECKING:
     from torch._guards import Source
@@ -37,19 +35,22 @@ CONSTANTS = st.one_of(
     st.sampled_from([torch.float32, torch.device("cuda", 1), ..., 1j, b"x", (1, "a")]),
 )
 
+TEXTS = st.sampled_from(
+    ["x", "self", "é", "a b", "it's", "{0}", 'a"b', "\\", "class", "", "0", "\ufb01"]
+)
 ROOTS: st.SearchStrategy[Source] = st.one_of(
     st.builds(
         S.LocalSource,
-        st.sampled_from(["x", "self"]),
+        TEXTS,
         is_input=st.booleans(),
         dynamism=st.one_of(
             st.none(), st.frozensets(st.sampled_from(["a", ("b", (True, False)), ("c", ())]))
         ),
         is_varargs=st.booleans(),
     ),
-    st.builds(S.GlobalSource, st.sampled_from(["G", "__a"])),
+    st.builds(S.GlobalSource, TEXTS),
     st.builds(S.ConstantSource, st.sampled_from(["sym_0", "_tensor_constant0"])),
-    st.builds(S.TempLocalSource, st.just("t")),
+    st.builds(S.TempLocalSource, TEXTS),
     st.builds(S.EphemeralSource, st.sampled_from([None, "symint{}"])),
     st.builds(S.CurrentStreamSource, st.sampled_from(list(map(torch.device, ["cpu", "cuda:1"])))),
 )
@@ -60,7 +61,7 @@ def _over(bases: st.SearchStrategy[Source]) -> st.SearchStrategy[Source]:
     keys = st.builds(S.ConstDictKeySource, bases, st.integers(0, 3))
     literals = st.one_of(st.integers(0, 3), st.booleans(), st.sampled_from(["k", "{1}"]))
     return st.one_of(
-        st.builds(S.AttrSource, bases, st.sampled_from(["weight", "a b"])),
+        st.builds(S.AttrSource, bases, TEXTS),
         st.builds(S.CellContentsSource, bases, st.just("cell_contents"), st.just("free")),
         st.builds(S.UnspecializedNNModuleSource, bases),
         st.builds(S.GradSource, bases),

@@ -176,7 +176,8 @@ class _Compilers(NamedTuple):
             AotGraph("backward", backward, _values(backward)),
         ]
         first, second = (_names(part.gm) for part in parts)
-        outputs = _output_names(forward)
+        output: Any = forward.graph.output_node()
+        outputs = [getattr(value, "name", "") for value in output.args[0]]
         run_forward, run_backward = (self.compile(part) for part in parts)
 
         def run(*values: Any) -> tuple[Any, ...]:
@@ -222,11 +223,6 @@ def _names(gm: torch.fx.GraphModule) -> list[str]:
 
 def _values(gm: torch.fx.GraphModule) -> list[Any]:
     return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-
-
-def _output_names(gm: torch.fx.GraphModule) -> list[str]:
-    output: Any = gm.graph.output_node()
-    return [getattr(value, "name", "") for value in output.args[0]]
 
 
 def _unboxed(compiled: Any) -> Compiled:

@@ -149,30 +149,16 @@ def attributes_in_source(cls: type) -> set[str]:
 
 def _class_tree(cls: type) -> ast.ClassDef:
     """Return the syntax tree of a class; unlike ``inspect.getsource``, each file is parsed once."""
-    file = inspect.getsourcefile(cls)
-    tree = None if file is None else _classes_of(file).get(cls.__qualname__)
-    if tree is None:
-        raise OSError(f"there is no source of {cls.__qualname__}")
-    return tree
+    file, name = inspect.getsourcefile(cls), cls.__qualname__.rpartition(".")[2]
+    for entry in [] if file is None else ast.walk(_tree_of(file)):
+        if isinstance(entry, ast.ClassDef) and entry.name == name:
+            return entry
+    raise OSError(f"there is no source of {cls.__qualname__}")
 
 
 @functools.lru_cache(maxsize=8)
-def _classes_of(file: str) -> dict[str, ast.ClassDef]:
-    """Return the classes that a file defines, by qualified name."""
-    found: dict[str, ast.ClassDef] = {}
-
-    def walk(entry: ast.AST, prefix: str) -> None:
-        for part in ast.iter_child_nodes(entry):
-            if isinstance(part, ast.ClassDef):
-                found.setdefault(f"{prefix}{part.name}", part)
-                walk(part, f"{prefix}{part.name}.")
-            elif isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                walk(part, f"{prefix}{part.name}.<locals>.")
-            elif isinstance(part, (ast.stmt, ast.ExceptHandler)):
-                walk(part, prefix)
-
-    walk(ast.parse("".join(linecache.getlines(file))), "")
-    return found
+def _tree_of(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))
 
 
 def _set_in_methods(tree: ast.ClassDef) -> Iterator[str]:

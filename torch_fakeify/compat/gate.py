@@ -94,10 +94,8 @@ def _listed(findings: tuple[str, ...]) -> str:
 def _caller() -> tuple[str, int]:
     """Return file and line of the innermost caller outside of this package and the import system."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_internal_frame(frame.f_code.co_filename):
+    while (name := frame.f_code.co_filename).startswith(str(PACKAGE_DIR)) or "importlib" in name:
+        if frame.f_back is None:
+            break
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def _is_internal_frame(filename: str) -> bool:
-    return filename.startswith(str(PACKAGE_DIR)) or "importlib" in filename
+    return name, frame.f_lineno

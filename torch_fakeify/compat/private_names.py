@@ -39,9 +39,8 @@ DROPIN_SITES = (
 `dropin` searches for references to torch's classes. This list serves to check a torch without that.
 """
 
-
-MODULES = ("torch_configs", "torch_dispatch", "torch_distributed", "torch_dynamo", "torch_fakes",
-           "torch_graphs", "torch_symbols")  # fmt: skip
+_FOLDER = PACKAGE_DIR / "compat"
+MODULES = (*sorted(path.stem for path in _FOLDER.glob("torch_*.py")), "backends")
 """The modules of ``compat`` that import torch's private names."""
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -62,8 +61,7 @@ def import_torch_modules() -> None:
 @functools.cache
 def private_names() -> tuple[str, ...]:
     """Return the sorted dotted names of torch that this package requires."""
-    folder = PACKAGE_DIR / "compat"
-    sources = ((folder / f"{name}.py").read_text(encoding="utf-8") for name in MODULES)
+    sources = ((_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in MODULES)
     return tuple(sorted({name for source in sources for name in required_names(source)}))
 
 

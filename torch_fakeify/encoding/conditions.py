@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -28,14 +29,12 @@ DIM = sympy.Symbol("dim", positive=True, integer=True)
 """Symbol for a size without one."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class RecordedCondition:
     """A condition on a size, callable like ``Specialization.check_fn``."""
 
-    __slots__ = ("condition", "symbol")
-
-    def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic) -> None:
-        self.symbol = symbol
-        self.condition = condition
+    symbol: sympy.Symbol
+    condition: sympy.Basic
 
     def __call__(self, size: int | torch.SymInt) -> bool | torch.SymBool:
         """Whether the condition holds for a size; a ``SymBool`` for a ``SymInt``."""
@@ -44,14 +43,6 @@ class RecordedCondition:
         sym_node: Any = size.node
         condition = self.condition.xreplace({self.symbol: sym_node.expr})
         return sym_node.shape_env.create_symboolnode(condition)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RecordedCondition):
-            return NotImplemented
-        return (self.symbol, self.condition) == (other.symbol, other.condition)
-
-    def __hash__(self) -> int:
-        return hash((self.symbol, self.condition))
 
 
 def evaluate_condition(check_fn: Callable[[Any], Any], symbol: sympy.Symbol) -> sympy.Basic:

@@ -42,17 +42,13 @@ _KINDS: Mapping[type, Literal["stateless", "stateful", "subclass", "symint"]] = 
 )
 
 
-def encode_context(ctx: torch_symbols.SymbolicContext) -> ContextDesc:
-    """The record of a symbolic context, without fields at torch's defaults and without symbol cache.
+def encode_context(ctx: Any, where: str = "symbolic context", depth: int = 0) -> ContextDesc:
+    """The record of a ``SymbolicContext``, without fields at torch's defaults and without symbol cache.
 
     Raises:
         UnsupportedValueError: the class is not torch's own, a constraint is of an unknown class,
             or a callable of ``specialize_on`` is not an expression of the size.
     """
-    return _encode_context(ctx, "symbolic context", 0)
-
-
-def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
     kind = _KINDS.get(type(ctx))
     if kind is None:
         raise UnsupportedValueError(
@@ -84,7 +80,7 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
             for i, dim in enumerate(ctx.specialize_on)
         ])  # fmt: skip
     if ctx.view_base_context is not None:
-        fields["view_base_context"] = _encode_context(
+        fields["view_base_context"] = encode_context(
             ctx.view_base_context, f"{where}.view_base_context", depth + 1
         )
     if ctx.shape_ids is not None:
@@ -99,7 +95,7 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
     if kind == "subclass":
         fields["track_outer_size_stride"] = ctx.track_outer_size_stride
         fields["inner_contexts"] = tuple(
-            (name, None if inner is None else _encode_context(inner, f"{where}.{name}", depth + 1))
+            (name, None if inner is None else encode_context(inner, f"{where}.{name}", depth + 1))
             for name, inner in ctx.inner_contexts.items()
         )
     return ContextDesc(kind=kind, **fields)
@@ -135,7 +131,11 @@ def _encode_condition(check: Any, where: str) -> ExprDesc:
 
 
 def decode_context(
-    d: ContextDesc, *, memo: DecodeMemo | None = None
+    d: ContextDesc,
+    where: str = "symbolic context",
+    depth: int = 0,
+    *,
+    memo: DecodeMemo | None = None,
 ) -> torch_symbols.SymbolicContext:
     """A new symbolic context of a record, with an empty symbol cache.
 
@@ -145,12 +145,6 @@ def decode_context(
         FormatError: fields do not fit the kind or one another, a dim occurs twice, or a
             constraint lacks its range.
     """
-    return _decode_context(d, "symbolic context", 0, memo)
-
-
-def _decode_context(
-    d: ContextDesc, where: str, depth: int, memo: DecodeMemo | None
-) -> torch_symbols.SymbolicContext:
     if depth > MAX_NESTING:
         raise LimitError(f"contexts are nested deeper than {MAX_NESTING} levels", where=where)
     _check_kind(d, where)
@@ -184,8 +178,8 @@ def _decode_context(
             for i, dim in enumerate(_checked_length(d, "specialize_on", where))
         ]
     if d.view_base_context is not None:
-        fields["view_base_context"] = _decode_context(
-            d.view_base_context, f"{where}.view_base_context", depth + 1, memo
+        fields["view_base_context"] = decode_context(
+            d.view_base_context, f"{where}.view_base_context", depth + 1, memo=memo
         )
     if d.shape_ids is not None:
         fields["shape_ids"] = _by_dim(d.shape_ids, ndim, f"{where}.shape_ids")
@@ -201,7 +195,9 @@ def _decode_context(
     if d.kind == "stateful":
         return torch_symbols.StatefulSymbolicContext(**fields)
     inner = {
-        name: None if each is None else _decode_context(each, f"{where}.{name}", depth + 1, memo)
+        name: None
+        if each is None
+        else decode_context(each, f"{where}.{name}", depth + 1, memo=memo)
         for name, each in d.inner_contexts
     }
     if len(inner) != len(d.inner_contexts):

@@ -42,7 +42,7 @@ from torch_fakeify.records.tensor import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MAX_INT_BITS = 1 << 16
 """Integers of more bits are refused: arithmetic on them would take a reader's memory."""
@@ -227,7 +227,7 @@ def _arguments(item: sympy.Basic) -> tuple[sympy.Basic, ...]:
     args: tuple[sympy.Basic, ...] = item._args
     head = _HEAD_OF.get(type(item))
     if head is not None:
-        problem = _arity_problem(head, len(args)) or _domain_problem(head, args)
+        problem = _problem(head, args)
         if problem is not None:
             raise UnsupportedValueError(
                 f"a malformed application of {head.name}", expected=problem[0], found=problem[1]
@@ -248,21 +248,6 @@ def _encode_one(item: sympy.Basic, args: tuple[int, ...]) -> ExprNode:
     atom = _ATOM_OF.get(cls)
     if atom is not None:
         return AtomNode(atom)
-    record = _encode_number(item, args)
-    if record is not None:
-        return record
-    raise UnsupportedValueError(
-        "an expression that a record cannot hold",
-        expected="a symbol, number or function that torch's symbolic shapes use",
-        found=f"{_class_name(item)} ({_short(item)})",
-        fix="Rewrite it with the functions of sympy or torch.utils._sympy.functions.",
-    )
-
-
-_COMMUTATIVE = ("commutative", True)
-
-
-def _encode_number(item: sympy.Basic, args: tuple[int, ...]) -> ExprNode | None:
     if isinstance(item, sympy.Integer):
         return IntNode(_bounded(item.p))
     if isinstance(item, sympy.Rational):
@@ -276,7 +261,15 @@ def _encode_number(item: sympy.Basic, args: tuple[int, ...]) -> ExprNode | None:
         return record
     if isinstance(item, SingletonInt):
         return ApplyNode(_SINGLETON_INT, args)
-    return None
+    raise UnsupportedValueError(
+        "an expression that a record cannot hold",
+        expected="a symbol, number or function that torch's symbolic shapes use",
+        found=f"{_class_name(item)} ({_short(item)})",
+        fix="Rewrite it with the functions of sympy or torch.utils._sympy.functions.",
+    )
+
+
+_COMMUTATIVE = ("commutative", True)
 
 
 def _bounded(value: int) -> int:
@@ -345,10 +338,21 @@ def _decode_one(record: ExprNode, built: list[sympy.Basic], where: str) -> sympy
             return sympy.Integer(_checked_int(record.value, where))
         case FloatNode():
             return _decode_float(record, where)
-        case RationalNode():
-            return _decode_rational(record, where)
-        case AtomNode():
-            return _decode_atom(record, where)
+        case RationalNode(numerator, denominator):
+            p, q = _checked_int(numerator, where), _checked_int(denominator, where)
+            if q < 2 or math.gcd(p, q) != 1:
+                lowest = "lowest terms, denominator above 1"
+                _fail(where, "a malformed fraction", lowest, _show(record))
+            return sympy.Rational(p, q)
+        case AtomNode(name):
+            if name in _ATOMS:
+                return _ATOMS[name]
+            raise UnknownNameError(
+                "an unknown constant",
+                where=where,
+                expected=f"one of {', '.join(_ATOMS)}",
+                found=repr(name),
+            )
         case ApplyNode():
             return _decode_apply(record, built, where)
         case _:
@@ -370,16 +374,12 @@ def _decode_symbol(record: SymbolNode, where: str) -> sympy.Symbol:
         if (name, value) == _COMMUTATIVE:
             _fail(where, "an assumption that holds by default", "no 'commutative'", "true")
     # As torch asks for it: sympy then gives the object that torch has.
-    assumptions = sorted(record.assumptions, key=_is_no_sign)
+    assumptions = sorted(record.assumptions, key=lambda assumption: assumption[0] != "positive")
     try:
         return sympy.Symbol(record.name, **dict(assumptions))
     except ValueError:
         # InconsistentAssumptions is a ValueError
         _fail(where, "assumptions contradict each other", "consistent ones", ", ".join(names))
-
-
-def _is_no_sign(assumption: tuple[str, bool]) -> bool:
-    return assumption[0] != "positive"
 
 
 def _decode_float(record: FloatNode, where: str) -> sympy.Float:
@@ -408,26 +408,6 @@ def _float_problem(record: FloatNode) -> str | None:
     return None
 
 
-def _decode_rational(record: RationalNode, where: str) -> sympy.Basic:
-    p = _checked_int(record.numerator, where)
-    q = _checked_int(record.denominator, where)
-    if q < 2 or math.gcd(p, q) != 1:
-        _fail(where, "a malformed fraction", "lowest terms, denominator above 1", _show(record))
-    return sympy.Rational(p, q)
-
-
-def _decode_atom(record: AtomNode, where: str) -> sympy.Basic:
-    atom = _ATOMS.get(record.name)
-    if atom is None:
-        raise UnknownNameError(
-            "an unknown constant",
-            where=where,
-            expected=f"one of {', '.join(_ATOMS)}",
-            found=repr(record.name),
-        )
-    return atom
-
-
 def _decode_apply(record: ApplyNode, built: list[sympy.Basic], where: str) -> sympy.Basic:
     args: list[sympy.Basic] = []
     for arg in record.args:
@@ -445,7 +425,7 @@ def _decode_apply(record: ApplyNode, built: list[sympy.Basic], where: str) -> sy
             found=repr(record.function),
             fix="Read the file with the version that wrote it, or a later one.",
         )
-    problem = _arity_problem(head, len(args)) or _domain_problem(head, tuple(args))
+    problem = _problem(head, args)
     if problem is None and issubclass(head.cls, LatticeOp) and len(set(record.args)) != len(args):
         problem = ("distinct arguments", "an argument twice")
     if problem is not None:
@@ -500,28 +480,29 @@ def _unique_summands(args: list[sympy.Basic]) -> set[sympy.Basic] | None:
     return unique if len(unique) == len(symbols) else None
 
 
-def _arity_problem(head: Head, count: int) -> tuple[str, str] | None:
-    if head.low <= count <= head.high:
-        return None
-    if head.low == head.high:
-        return _count(head.low), _count(count)
-    return f"{head.low} to {head.high} arguments", _count(count)
+_DOMAINS: Mapping[Domain, tuple[type, str]] = MappingProxyType(
+    {
+        "any": (sympy.Basic, "an expression"),
+        "expr": (sympy.Expr, "a number"),
+        "bool": (Boolean, "a condition"),
+        "pair": (Boolean, "a condition"),
+        "pieces": (ExprCondPair, "ExprCondPair arguments"),
+    }
+)
+"""The class of the arguments, and what an error calls them; of a pair only the second one."""
 
 
-def _domain_problem(head: Head, args: tuple[sympy.Basic, ...]) -> tuple[str, str] | None:
-    if head.domain == "pieces":
-        wrong = next((a for a in args if not isinstance(a, ExprCondPair)), None)
-        return None if wrong is None else ("ExprCondPair arguments", _class_name(wrong))
-    if any(isinstance(a, ExprCondPair) for a in args):
+def _problem(head: Head, args: Sequence[sympy.Basic]) -> tuple[str, str] | None:
+    """What is expected of the arguments of a function and what is found, if that differs."""
+    if not head.low <= len(args) <= head.high:
+        least = "" if head.low == head.high else f"{head.low} to "
+        return least + _count(head.high), _count(len(args))
+    if head.domain != "pieces" and any(isinstance(a, ExprCondPair) for a in args):
         return "an expression", "ExprCondPair"
-    kind: type | None = {"bool": Boolean, "expr": sympy.Expr}.get(head.domain)
+    cls, expected = _DOMAINS[head.domain]
     checked = args[1:] if head.domain == "pair" else args
-    if head.domain == "pair":
-        kind = Boolean
-    wrong = None if kind is None else next((a for a in checked if not isinstance(a, kind)), None)
-    if wrong is None:
-        return None
-    return ("a condition" if kind is Boolean else "a number"), _class_name(wrong)
+    wrong = next((a for a in checked if not isinstance(a, cls)), None)
+    return None if wrong is None else (expected, _class_name(wrong))
 
 
 def _checked_int(value: object, where: str) -> int:
@@ -553,6 +534,12 @@ def _fail(where: str, what: str, expected: str, found: str) -> NoReturn:
 # --- symbolic scalars ---------------------------------------------------------------------------
 
 
+Kind: TypeAlias = Literal["int", "float", "bool"]
+_KINDS: Mapping[type, Kind] = MappingProxyType(
+    {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+)
+
+
 def encode_sym(
     s: torch.SymInt | torch.SymFloat | torch.SymBool, *, replaced: bool = True
 ) -> SymDesc:
@@ -565,14 +552,8 @@ def encode_sym(
         UnsupportedValueError: a nested int, a scalar that has no expression, or a hint that is
             not finite.
     """
-    kind: Literal["int", "float", "bool"]
-    if isinstance(s, torch.SymInt):
-        kind = "int"
-    elif isinstance(s, torch.SymFloat):
-        kind = "float"
-    elif isinstance(s, torch.SymBool):
-        kind = "bool"
-    else:
+    kind: Kind | None = next((kind for cls, kind in _KINDS.items() if isinstance(s, cls)), None)
+    if kind is None:
         raise UnsupportedValueError(
             "not a symbolic scalar", expected="SymInt, SymFloat or SymBool", found=_class_name(s)
         )
@@ -588,13 +569,16 @@ def encode_sym(
         raise UnsupportedValueError(
             "a symbolic scalar without an expression", found=_class_name(sym_node)
         )
-    hint = _hint(sym_node)
+    hint = cast("Any", sym_node.hint)
+    if isinstance(hint, torch.SymInt) and hint.node.is_nested_int():
+        nested: Any = hint.node
+        hint = NestedIntDesc(int(nested.nested_int()), int(nested.nested_int_coeff()))
     if isinstance(hint, float) and not math.isfinite(hint):
         raise UnsupportedValueError("a hint that is not finite", where=str(s), found=repr(hint))
     return SymDesc(
         expr=encode_expr(sympy.sympify(expr, strict=True)),
         kind=kind,
-        hint=hint,
+        hint=hint,  # pyright: ignore[reportArgumentType]
         constant=getattr(sym_node, "constant", None) is not None,
     )
 
@@ -617,14 +601,6 @@ def check_sym(d: SymDesc) -> None:
         _fail(
             "$.constant", "not a literal", "a number that is also the hint", _show(d.expr.nodes[-1])
         )
-
-
-def _hint(sym_node: Any) -> Any:
-    hint = sym_node.hint
-    if isinstance(hint, torch.SymInt) and hint.node.is_nested_int():
-        nested: Any = hint.node
-        return NestedIntDesc(int(nested.nested_int()), int(nested.nested_int_coeff()))
-    return hint
 
 
 def encode_int(s: int | torch.SymInt) -> IntLike:

@@ -38,7 +38,8 @@ def describe_fake_mode(mode: FakeTensorMode) -> FakeModeDesc:
             found=", ".join(unknown),
             fix="Remove the attribute, or use a version of torch_fakeify for this torch",
         )
-    nested = _has_nested_ints(mode.shape_env)
+    values = () if mode.shape_env is None else mode.shape_env.backed_var_to_val.values()
+    nested = any(isinstance(value, SingletonInt) for value in values)
     by_rule = mode.static_shapes is (mode.shape_env is None)
     return FakeModeDesc(
         allow_fallback_kernels=mode.allow_fallback_kernels,
@@ -54,12 +55,6 @@ def describe_fake_mode(mode: FakeTensorMode) -> FakeModeDesc:
     )
 
 
-def _has_nested_ints(shape_env: ShapeEnv | None) -> bool:
-    if shape_env is None:
-        return False
-    return any(isinstance(value, SingletonInt) for value in shape_env.backed_var_to_val.values())
-
-
 def make_fake_mode(desc: FakeModeDesc, shape_env: ShapeEnv | None) -> FakeTensorMode:
     """A new ``FakeTensorMode`` with recorded settings, independent of torch's current configuration.
 
@@ -68,7 +63,16 @@ def make_fake_mode(desc: FakeModeDesc, shape_env: ShapeEnv | None) -> FakeTensor
     Raises:
         FormatError: the numbers of nested ints are out of range.
     """
-    _check_numbers(desc)
+    first, following = desc.nt_tensor_id_initial_count, desc.nt_tensor_id_counter
+    ends = [n for n in (0, first, following, MAX_NESTED_INT - 1) if n is not None]
+    if (first is None) != (following is None) or ends != sorted(ends):
+        raise FormatError(
+            "numbers of nested ints that torch does not give",
+            where="$.fake_mode",
+            expected="0 <= nt_tensor_id_initial_count <= nt_tensor_id_counter"
+            f" < {MAX_NESTED_INT}, or neither",
+            found=f"{first} and {following}",
+        )
     with functorch_config_patch(
         fake_tensor_allow_meta=desc.allow_meta,
         fake_tensor_allow_unsafe_data_ptr_access=desc.allow_unsafe_data_ptr_access,
@@ -82,21 +86,6 @@ def make_fake_mode(desc: FakeModeDesc, shape_env: ShapeEnv | None) -> FakeTensor
             export=desc.export,
         )
     mode.allow_scalar_outputs = desc.allow_scalar_outputs
-    if desc.nt_tensor_id_initial_count is not None:
-        mode.nt_tensor_id_initial_count = desc.nt_tensor_id_initial_count
-        mode.nt_tensor_id_counter = desc.nt_tensor_id_counter
+    if first is not None:
+        mode.nt_tensor_id_initial_count, mode.nt_tensor_id_counter = first, following
     return mode
-
-
-def _check_numbers(desc: FakeModeDesc) -> None:
-    first, following = desc.nt_tensor_id_initial_count, desc.nt_tensor_id_counter
-    if first is None and following is None:
-        return
-    if first is None or following is None or not 0 <= first <= following < MAX_NESTED_INT:
-        raise FormatError(
-            "numbers of nested ints that torch does not give",
-            where="$.fake_mode",
-            expected="0 <= nt_tensor_id_initial_count <= nt_tensor_id_counter"
-            f" < {MAX_NESTED_INT}, or neither",
-            found=f"{first} and {following}",
-        )

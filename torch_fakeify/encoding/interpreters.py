@@ -84,22 +84,15 @@ def _encode(interpreter: Any, ints: Callable[[Any], IntLike]) -> InterpreterDesc
     if kind == "functionalize":
         flag = functorch.CFunctionalizeInterpreterPtr(interpreter).functionalizeAddBackViews()
         return InterpreterDesc(kind="functionalize", level=level, add_back_views=flag)
-    grad_mode, inference_mode = _modes_outside(interpreter)
+    # The (forward) grad mode and the inference mode outside; the pointer classes have only the first.
+    states = msgspec.json.decode(interpreter.serialize())["meta"]
+    state = states.get("Grad") or states["Jvp"]
+    grad_mode = state["prevGradMode" if "Grad" in states else "prevFwdGradMode"]
+    inference_mode = state.get("prevInferenceMode", False)
     grad_kind: Literal["grad", "jvp"] = "grad" if kind == "grad" else "jvp"
     return InterpreterDesc(
         kind=grad_kind, level=level, grad_mode=grad_mode, inference_mode=inference_mode
     )
-
-
-def _modes_outside(interpreter: Any) -> tuple[bool, bool]:
-    """The (forward) grad mode and the inference mode outside ``grad`` or ``jvp``.
-
-    The pointer classes expose only the first of the two.
-    """
-    states = msgspec.json.decode(interpreter.serialize())["meta"]
-    state = states.get("Grad") or states["Jvp"]
-    grad_mode = state["prevGradMode" if "Grad" in states else "prevFwdGradMode"]
-    return grad_mode, state.get("prevInferenceMode", False)
 
 
 # --- records -> interpreters ----------------------------------------------------------------------

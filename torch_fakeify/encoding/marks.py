@@ -7,6 +7,7 @@ of the tensor's record and are set on the fake tensor. An empty mark equals an a
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,7 @@ def _ranges(
 ) -> tuple[tuple[int, int | None, int | None], ...]:
     def key(triple: tuple[int, int | None, int | None]) -> tuple[float, ...]:
         dim, lower, upper = triple
-        return (
-            dim,
-            float("-inf") if lower is None else lower,
-            float("inf") if upper is None else upper,
-        )
+        return dim, -math.inf if lower is None else lower, math.inf if upper is None else upper
 
     return tuple(sorted(triples, key=key))
 

@@ -215,20 +215,15 @@ class Meshes:
             root = self.decode(record, where=f"{where}.root")
         mesh = _build_one(fields, root, self._move)
         if root is not None:
-            return _flattened_twin(root, mesh) or mesh
+            names = mesh._mesh_dim_names or ()
+            twin = root._flatten_mapping.get(names[0]) if len(names) == 1 else None
+            return twin if twin == mesh else mesh
         if "flattened" in fields:
             for name, part in _Fields(fields["flattened"], f"{where}.flattened").items():
                 at = f"{where}.flattened[{name!r}]"
                 child = _build_one(_Fields(part, at), mesh, self._move)
                 mesh._flatten_mapping[name] = child
         return mesh
-
-
-def _flattened_twin(root: Any, mesh: Any) -> Any:
-    """The equal flattened mesh of the root under the same name, or ``None``."""
-    names = mesh._mesh_dim_names or ()
-    twin = root._flatten_mapping.get(names[0]) if len(names) == 1 else None
-    return twin if twin == mesh else None
 
 
 class _Fields(dict[str, Value]):
@@ -312,7 +307,11 @@ def _build_one(fields: _Fields, root: Any, move: Callable[[str], str]) -> Any:
                 found=str(len(found)),
             )
     shared = None if "ranks" in fields else root
-    rank_map = _rank_tensor(ranks) if shared is None else shared._rank_map
+    if shared is None:
+        with torch_dispatch.no_dispatch():  # real, also under a FakeTensorMode
+            rank_map = torch.tensor(ranks, dtype=torch.int32, device="cpu")
+    else:
+        rank_map = shared._rank_map
     mesh = api.device_mesh.__new__(api.device_mesh)
     vars(mesh).update(
         _device_type=device_type,
@@ -383,26 +382,17 @@ def _decode_layout(fields: _Fields, world: int, api: Any) -> Any:
     return layout
 
 
-def _rank_tensor(ranks: tuple[int, ...]) -> torch.Tensor:
-    guard = torch_dispatch.no_dispatch_guard()  # real, also under a FakeTensorMode
-    tensor = torch.tensor(ranks, dtype=torch.int32, device="cpu")
-    del guard
-    return tensor
-
-
 def _coordinates(
     layout: Any, rank_map: torch.Tensor, rank: int, api: Any, where: str
 ) -> tuple[int, ...] | None:
     """Coordinates of the rank in the mesh, or ``None`` if it is not in the mesh."""
-    guard = torch_dispatch.no_dispatch_guard()
     try:
-        full = layout.remap_to_tensor(rank_map)
-        part = api.device_mesh._get_mesh_tensor_from_full_mesh(full, current_rank=rank)
-        return api.device_mesh._compute_coordinates_from_mesh(part, rank)
+        with torch_dispatch.no_dispatch():
+            full = layout.remap_to_tensor(rank_map)
+            part = api.device_mesh._get_mesh_tensor_from_full_mesh(full, current_rank=rank)
+            return api.device_mesh._compute_coordinates_from_mesh(part, rank)
     except (RuntimeError, AssertionError) as error:
         raise FormatError(f"not a device mesh: {error}", where=where) from error
-    finally:
-        del guard
 
 
 # --- process groups -------------------------------------------------------------------------------
@@ -536,20 +526,15 @@ def decode_placement(v: OpaqueValue, part: DecodePart, *, where: str) -> Any:
             values = [part(item, f"{where}.{name}") for name, item in items]
         case _:
             raise FormatError("not a placement", where=where)
+    cls = getattr(torch_distributed.device_meshes().placements, kind)
     try:
-        return _make_placement(kind, values)
-    except TypeError as error:
-        raise FormatError(f"wrong fields of the placement {kind}", where=where) from error
-
-
-def _make_placement(kind: str, values: list[Any]) -> Any:
-    module = torch_distributed.device_meshes().placements
-    cls = getattr(module, kind)
-    if kind == "_StridedShard":
+        if kind != "_StridedShard":
+            return cls(*values)
         dim, factor, symbolic = values
         made = cls(dim, split_factor=factor)
-        if symbolic is not None:
-            # Not by the constructor, which would guard on the current value.
-            made._symbolic_split_factor = symbolic
-        return made
-    return cls(*values)
+    except TypeError as error:
+        raise FormatError(f"wrong fields of the placement {kind}", where=where) from error
+    if symbolic is not None:
+        # Not by the constructor, which would guard on the current value.
+        made._symbolic_split_factor = symbolic
+    return made

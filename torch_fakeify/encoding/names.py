@@ -30,7 +30,7 @@ from types import (
     MethodDescriptorType,
     WrapperDescriptorType,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy
 import torch
@@ -273,13 +273,10 @@ def decode_function(v: FunctionValue, *, where: str = "$") -> Callable[..., Any]
 def _check_numpy_method(name: str, where: str) -> str:
     """Raise for a method that the arrays traced by Dynamo do not have."""
     check_identifier(name, where=where)
-    if name in DUNDERS or (_is_plain_member(name) and hasattr_static(_array_class(), name)):
+    array = torch_graphs.late_function_modules()["torch._numpy"].ndarray
+    if name in DUNDERS or (_is_plain_member(name) and hasattr_static(array, name)):
         return name
     raise UnknownNameError(f"{name!r} is not a method of an array of torch._numpy", where=where)
-
-
-def _array_class() -> type:
-    return torch_graphs.late_function_modules()["torch._numpy"].ndarray
 
 
 def _find_name(fn: object, where: str) -> FunctionValue | None:
@@ -293,8 +290,14 @@ def _find_name(fn: object, where: str) -> FunctionValue | None:
         found = [name for name, cls in _CALLABLE_CLASSES.items() if cls is fn]
         return FunctionValue(kind="class", name=found[0]) if found else None
     if isinstance(fn, (*_FUNCTION_TYPES, *_METHOD_TYPES)):
-        name = _index().get(_Identity(fn)) or _dynamo_index(fn).get(_Identity(fn))
-        return FunctionValue(kind="function", name=name) if name else None
+        key = id(_identity(fn))
+        found = _index().get(key)
+        module = getattr(fn, "__module__", None) or ""
+        if found is None and module.startswith(
+            ("torch._dynamo", "torch._numpy", "torch.distributed")
+        ):
+            found = _late_index(dtensor=module.startswith("torch.distributed.tensor")).get(key)
+        return FunctionValue(kind="function", name=found[1]) if found else None
     return _find_numpy(fn, where)
 
 
@@ -344,59 +347,48 @@ def _describe_callable(fn: object) -> str:
     return f"an object of {type(fn).__module__}.{type(fn).__qualname__}"
 
 
-class _Identity:
-    """A dictionary key that compares by identity and holds its object."""
+def _identity(fn: object) -> object:
+    # A function inside another one is made anew each time: what stays is its code.
+    if isinstance(fn, FunctionType) and "<locals>" in fn.__qualname__ and not fn.__closure__:
+        return fn.__code__
+    return fn
 
-    __slots__ = ("fn",)
 
-    def __init__(self, fn: object) -> None:
-        # A function inside another one is made anew each time: what stays is its code.
-        self.fn = fn
-        if isinstance(fn, FunctionType) and "<locals>" in fn.__qualname__ and not fn.__closure__:
-            self.fn = fn.__code__
-
-    def __hash__(self) -> int:
-        return id(self.fn)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.fn is self.fn
+_Index: TypeAlias = dict[int, tuple[object, str]]
+"""Functions, by ``id``, and their preferred (first listed) names."""
 
 
 @functools.cache
-def _index() -> dict[_Identity, str]:
-    """Every listed function outside ``torch._dynamo`` and its preferred (first listed) name."""
+def _index() -> _Index:
     return _names_of(torch_graphs.function_modules())
 
 
-def _dynamo_index(fn: object) -> dict[_Identity, str]:
-    module = getattr(fn, "__module__", None) or ""
-    is_late = module.startswith(("torch._dynamo", "torch._numpy", "torch.distributed"))
-    return _late_index(dtensor=module.startswith("torch.distributed.tensor")) if is_late else {}
-
-
 @functools.cache
-def _late_index(*, dtensor: bool) -> dict[_Identity, str]:
+def _late_index(*, dtensor: bool) -> _Index:
     return _names_of(torch_graphs.late_function_modules(dtensor=dtensor))
 
 
-def _names_of(modules: dict[str, Any]) -> dict[_Identity, str]:
-    names: dict[_Identity, str] = {}
+def _names_of(modules: dict[str, Any]) -> _Index:
+    names: _Index = {}
+
+    def add(fn: object, name: str) -> None:
+        kept = _identity(fn)
+        names.setdefault(id(kept), (kept, name))
+
     for module_name in ("torch", *WHOLE, *LISTED):
-        if module_name not in modules:
-            continue
-        for name, fn in _listed(module_name, modules[module_name]):
-            names.setdefault(_Identity(fn), f"{module_name}.{name}")
+        if module_name in modules:
+            for name, fn in _listed(module_name, modules[module_name]):
+                add(fn, f"{module_name}.{name}")
     if "torch" in modules:
         for cls in torch.Tensor.__mro__[:2]:
             for name, fn in vars(cls).items():
                 if isinstance(fn, _METHOD_TYPES) and _is_tensor_method(name):
-                    bound = getattr(torch.Tensor, name)
-                    names.setdefault(_Identity(bound), f"torch.Tensor.{name}")
+                    add(getattr(torch.Tensor, name), f"torch.Tensor.{name}")
         # The C++ functions under the names that torch.functional took over.
         for name in dir(torch_graphs.variable_functions()):
             fn = getattr(torch_graphs.variable_functions(), name)
             if isinstance(fn, BuiltinFunctionType) and _is_variable_function(name):
-                names.setdefault(_Identity(fn), f"torch._VF.{name}")
+                add(fn, f"torch._VF.{name}")
     return names
 
 
@@ -447,7 +439,10 @@ def _function(name: str, where: str) -> Callable[..., Any]:
         raise UnknownNameError(f"{name!r} is denied: {reason}", where=where)
     module_name, _, attribute = name.rpartition(".")
     if module_name == "torch.Tensor":
-        return _tensor_method(attribute, where)
+        method = getattr(torch.Tensor, attribute, None) if _is_tensor_method(attribute) else None
+        if isinstance(method, _METHOD_TYPES):
+            return method
+        raise UnknownNameError(f"{name!r} may not be called by a graph", where=where)
     if module_name == "torch._VF":
         found = getattr(torch_graphs.variable_functions(), attribute, None)
         if isinstance(found, BuiltinFunctionType) and _is_variable_function(attribute):
@@ -465,13 +460,6 @@ def _function(name: str, where: str) -> Callable[..., Any]:
     if fn is None or not _is_listed(module_name, attribute, fn):
         raise UnknownNameError(f"{name!r} is not a function that a graph may call", where=where)
     return fn
-
-
-def _tensor_method(name: str, where: str) -> Callable[..., Any]:
-    fn = getattr(torch.Tensor, name, None) if _is_tensor_method(name) else None
-    if isinstance(fn, _METHOD_TYPES):
-        return fn
-    raise UnknownNameError(f"'torch.Tensor.{name}' may not be called by a graph", where=where)
 
 
 # --- operators -----------------------------------------------------------------------------------

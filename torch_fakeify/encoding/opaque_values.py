@@ -55,10 +55,11 @@ def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | N
     advice = _advice(obj)
     if advice is None:
         return None
+    name = str(obj._type()) if isinstance(obj, torch.ScriptObject) else class_name(cls)  # pyright: ignore
     raise UnsupportedValueError(
         "an object of an opaque type has no record",
         where=where,
-        found=f"an object of {_type_name(obj)}",
+        found=f"an object of {name}",
         fix=advice,
     )
 
@@ -88,12 +89,6 @@ def encode_constant(obj: object, where: str, source: str | None = None) -> Value
         if source is not None:
             error.where = f"{error.where} ({source})"
         raise
-
-
-def _type_name(obj: object) -> str:
-    if isinstance(obj, torch.ScriptObject):
-        return str(obj._type())  # pyright: ignore
-    return class_name(type(obj))
 
 
 def _advice(obj: object) -> str | None:

@@ -168,7 +168,8 @@ def _is_safe(value: Any, found: KnownSetting) -> bool:
     if kind in (list, tuple):
         return (kind is type(default) or kind in kinds) and _is_numeric(value)
     if kind is dict:
-        return isinstance(default, dict) and _fits_keys(value, default)  # pyright: ignore[reportUnknownArgumentType]
+        fits = isinstance(default, dict) and value.keys() <= default.keys()
+        return fits and all(map(_is_numeric, value.values()))
     if kind is int and (float in kinds or type(default) is float):
         return True
     return kind is type(default) or kind in kinds
@@ -195,7 +196,3 @@ def _is_numeric(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_numeric, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return value is None or isinstance(value, (bool, int, float))
-
-
-def _fits_keys(value: dict[Any, Any], default: dict[Any, Any]) -> bool:
-    return value.keys() <= default.keys() and all(map(_is_numeric, value.values()))

@@ -15,10 +15,9 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.errors import (
+    FakeifyError,
     FormatError,
     LimitError,
     UnknownNameError,
@@ -53,28 +52,18 @@ _RECORD = "_fakeify_record"
 # --- the closed table of source classes -----------------------------------------------------------
 
 
-class _SourceClass(msgspec.Struct, frozen=True):
+class _SourceClass(typing.NamedTuple):
     """A supported source class."""
 
     cls: type[Any]
-    chained: bool
+    is_chained: bool
     """Whether it has a ``base``."""
     fields: dict[str, Any]
     """Annotations of the constructor's fields, except ``base``."""
     defaults: dict[str, Any]
-    kinds: dict[str, frozenset[type[Any]]]
-    """Types among ``str``, ``int`` and ``bool`` of which a field may have any value."""
-    required: frozenset[str]
-    bare: dict[str, Any] | None
-    """All fields and their defaults, if the constructor only sets them."""
+    is_bare: bool
+    """Whether a source is made without the constructor, which would only set the fields."""
 
-
-# Fields of which the constructor checks the type.
-_LITERALS: Mapping[tuple[str, str], frozenset[type[Any]]] = types.MappingProxyType(
-    {("DictGetItemSource", "index"): frozenset({str, int})}
-)
-# Classes whose constructor splits the field ``member`` at dots.
-_NAMES = frozenset({"AttrSource", "ParamBufferSource", "UnspecializedParamBufferSource"})
 
 # Fields whose values do not match torch's annotation.
 _TAKEN: Mapping[tuple[str, str], Any] = types.MappingProxyType(
@@ -122,44 +111,17 @@ def _source_classes() -> Mapping[str, _SourceClass]:
 
 def _inspect(cls: type[Any]) -> _SourceClass:
     hints = typing.get_type_hints(cls)
-    taken = [field for field in dataclasses.fields(cls) if field.init]
-    fields = {
-        field.name: _TAKEN.get((cls.__name__, field.name), hints[field.name])
-        for field in taken
-        if field.name != "base"
-    }
-    defaults = {
-        field.name: field.default for field in taken if field.default is not dataclasses.MISSING
-    }
-    kinds = {
-        name: frozenset({hint})
-        for name, hint in fields.items()
-        if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
-    }
-    for name in fields:
-        if (cls.__name__, name) in _LITERALS:
-            kinds[name] = _LITERALS[cls.__name__, name]
+    declared = dataclasses.fields(cls)
+    taken = {field.name: field.default for field in declared if field.init}
+    only_sets = len(taken) == len(declared) and not hasattr(cls, "__post_init__")
     return _SourceClass(
-        cls=cls,
-        chained=any(field.name == "base" for field in taken),
-        fields=fields,
-        defaults=defaults,
-        kinds=kinds,
-        required=frozenset(fields) - frozenset(defaults),
-        bare={field.name: field.default for field in taken} if _only_sets(cls, kinds) else None,
+        cls,
+        "base" in taken,
+        {name: _TAKEN.get((cls.__name__, name), hints[name]) for name in taken if name != "base"},
+        {name: value for name, value in taken.items() if value is not dataclasses.MISSING},
+        # That of ImportSource adds a guard to the frame that is compiled; there is none.
+        is_bare=only_sets or cls.__name__ == "ImportSource",
     )
-
-
-def _only_sets(cls: type[Any], kinds: dict[str, frozenset[type[Any]]]) -> bool:
-    """Whether the constructor of a source class only sets its arguments, if they are plain."""
-    if not hasattr(cls, "__post_init__"):
-        return all(field.init for field in dataclasses.fields(cls))
-    if cls.__name__ not in {*_NAMES, *(name for name, _ in _LITERALS)} or len(kinds) != 1:
-        return False
-    ((name, allowed),) = kinds.items()
-    base = torch_dynamo.dynamo_source().ConstantSource("x")
-    examples = ({"base": base, name: value} for value in ("x", 1) if type(value) in allowed)
-    return all(vars(cls(**example)) == example for example in examples)
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -222,32 +184,36 @@ def _encode_link(source: Any, base: SourceDesc | None, left: int) -> SourceDesc:
         if type(value) is type(default) and value == default:
             continue
         where = f"{name_of(source)} ({cls.__name__}.{name})"
-        check = RENDERED_RAW.get((cls.__name__, name))
-        if check is not None and isinstance(value, str) and not check(value):
-            # Refused here, since no reader would accept it.
-            raise UnsupportedValueError(
-                "a field of a source is no identifier", where=where, found=repr(value)
-            )
+        # Refused here, since no reader would accept it.
+        _check_rendered((cls.__name__, name), value, where, UnsupportedValueError)
         fields.append((name, _encode_field(value, where, left)))
     return SourceDesc(cls=cls.__name__, name=name_of(source), base=base, fields=tuple(fields))
 
 
 def _encode_field(value: object, where: str, left: int) -> Value:
-    if value is None or type(value) in (bool, int):
-        return typing.cast("Value", value)
-
     def own(part: object) -> Value | None:
         if isinstance(part, torch_dynamo.Source):
-            if left == 0:
-                raise LimitError(
-                    f"sources are nested deeper than {MAX_NESTING} levels", where=where
-                )
+            _check_nesting(left, where)
             return SourceValue(source=_encode_source(part, left - 1))
         if isinstance(part, torch_dynamo.dynamo_source().TensorProperty):
             return EnumValue(cls=_PROPERTY, name=part.name)  # pyright: ignore[reportAttributeAccessIssue]
         return None
 
     return encode_value(value, where=where, hook=own)
+
+
+def _check_nesting(left: int, where: str) -> None:
+    if left == 0:
+        raise LimitError(f"sources are nested deeper than {MAX_NESTING} levels", where=where)
+
+
+def _check_rendered(
+    field: tuple[str, str], value: object, where: str, error: type[FakeifyError]
+) -> None:
+    """Raise for a text that torch would insert into Python text as more than a name."""
+    check = RENDERED_RAW.get(field)
+    if check is not None and isinstance(value, str) and not check(value):
+        raise error("a field of a source is no identifier", where=where, found=repr(value))
 
 
 def name_of(source: Any) -> str:
@@ -303,39 +269,54 @@ def _decode_link(
             expected="a class of torch._dynamo.source",
             found=d.cls,
         )
-    if source_class.chained != (base is not None):
-        expected, found = ("a base", "none") if source_class.chained else ("no base", "one")
+    if source_class.is_chained != (base is not None):
+        expected, found = ("a base", "none") if source_class.is_chained else ("no base", "one")
         raise FormatError(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
     values: dict[str, Any] = {} if base is None else {"base": base}
     is_plain = True
     for name, value in d.fields:
-        if type(value) in source_class.kinds.get(name, ()) and name not in values:
-            values[name] = value
-            continue
-        where, is_plain = _where_of(d), False
         if name not in source_class.fields or name in values:
             raise FormatError(
                 "a source has a field that is unknown or occurs twice",
-                where=where,
+                where=_where_of(d),
                 expected=" | ".join(source_class.fields) or "no field",
                 found=name,
             )
-        values[name] = _decode_field(value, f"{where}.{name}", memo, left)
-        _check_field(d.cls, name, values[name], source_class.fields[name], where)
-    if not source_class.required <= values.keys():
-        missing = [
-            name for name in source_class.fields if name in source_class.required - values.keys()
-        ]
-        raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
-    is_split = d.cls in _NAMES and "." in str(values["member"])
-    if source_class.bare is not None and is_plain and not is_split:
-        # Without the constructor: there are thousands of them in the capture of a model.
-        source = object.__new__(source_class.cls)
-        object.__setattr__(source, "__dict__", source_class.bare | values)  # also of a frozen class
-        return source
-    return _construct(source_class, values, d, hashable=is_plain)
+        hint = source_class.fields[name]
+        if type(value) is hint and hint in _PLAIN and (d.cls, name) not in RENDERED_RAW:
+            values[name] = value  # as most are: there are thousands in the capture of a model
+            continue
+        where, is_plain = f"{_where_of(d)}.{name}", False
+        values[name] = _decode_field(value, where, memo, left)
+        if not _is_a(values[name], hint):
+            raise FormatError(
+                "a field of a source has the wrong type",
+                where=where,
+                expected=getattr(hint, "__name__", str(hint)),
+                found=type(values[name]).__name__,
+            )
+        _check_rendered((d.cls, name), values[name], where, FormatError)
+    for name in source_class.fields:
+        if name not in values and name not in source_class.defaults:
+            raise FormatError("a source lacks a field", where=_where_of(d), expected=name)
+    try:
+        if source_class.is_bare:
+            source = object.__new__(source_class.cls)
+            vars(source).update(source_class.defaults | values)
+        else:
+            source = source_class.cls(**values)
+        if not is_plain:
+            hash(source)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise FormatError(
+            "a source cannot be made", where=_where_of(d), found=str(error)
+        ) from error
+    return source
+
+
+_PLAIN = frozenset({str, int, bool})
 
 
 def _where_of(d: SourceDesc) -> str:
@@ -345,10 +326,7 @@ def _where_of(d: SourceDesc) -> str:
 def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
     def own(part: Value) -> object:
         if isinstance(part, SourceValue):
-            if left == 0:
-                raise LimitError(
-                    f"sources are nested deeper than {MAX_NESTING} levels", where=where
-                )
+            _check_nesting(left, where)
             return decode_sources((part.source,), memo, left - 1)[0]
         if isinstance(part, EnumValue) and part.cls == _PROPERTY:
             members = torch_dynamo.dynamo_source().TensorProperty.__members__
@@ -358,40 +336,6 @@ def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
         return NotImplemented
 
     return decode_value(value, where=where, hook=own)
-
-
-def _construct(
-    source_class: _SourceClass, values: dict[str, Any], d: SourceDesc, *, hashable: bool
-) -> torch_dynamo.Source:
-    if d.cls == "ImportSource":
-        # Its __post_init__ adds a guard to the frame that is compiled; there is none.
-        source = object.__new__(source_class.cls)
-        vars(source).update(values)
-        return source
-    try:
-        source = source_class.cls(**values)
-        if not hashable:
-            hash(source)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise FormatError(
-            "a source cannot be made", where=_where_of(d), found=str(error)
-        ) from error
-    return source
-
-
-def _check_field(cls: str, name: str, value: object, hint: Any, where: str) -> None:
-    if not _is_a(value, hint):
-        raise FormatError(
-            "a field of a source has the wrong type",
-            where=f"{where}.{name}",
-            expected=getattr(hint, "__name__", str(hint)),
-            found=type(value).__name__,
-        )
-    check = RENDERED_RAW.get((cls, name))
-    if check is not None and isinstance(value, str) and not check(value):
-        raise FormatError(
-            "a field of a source is no identifier", where=f"{where}.{name}", found=repr(value)
-        )
 
 
 def _is_a(value: object, hint: Any) -> bool:

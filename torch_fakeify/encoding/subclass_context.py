@@ -151,7 +151,9 @@ class ContextEncoder:
             if owned is not None:
                 return owned
         if isinstance(obj, torch.Tensor):
-            return self._tensor(obj, where)
+            if self.tensors is None:
+                raise UnsupportedValueError("a tensor has no record here", where=where)
+            return TensorValue(tensor=self.tensors(obj, where))
         registration = subclass_registry.find(type(obj))
         if registration is not None and registration.encode is not None:
             data = self.encode(registration.encode(obj), where)
@@ -167,11 +169,6 @@ class ContextEncoder:
                 "a named tuple class has a finalizer", where=where, found=_name(obj)
             )
         return None
-
-    def _tensor(self, t: torch.Tensor, where: str) -> Value:
-        if self.tensors is None:
-            raise UnsupportedValueError("a tensor has no record here", where=where)
-        return TensorValue(tensor=self.tensors(t, where))
 
     def _dataclass(self, obj: Any, where: str) -> Value:
         cls: type = type(obj)

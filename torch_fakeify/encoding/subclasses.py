@@ -37,17 +37,6 @@ if TYPE_CHECKING:
 
     from .values import DecodeHook, EncodeHook
 
-__all__ = [
-    "Meshes",
-    "context_decoder",
-    "decode_context",
-    "decode_opaques",
-    "encode_subclass",
-    "register_subclass",
-    "subclass_of",
-    "unflatten",
-]
-
 Part: TypeAlias = Callable[[torch.Tensor, str], MetaTensorDesc]
 """Describes an inner tensor, from the tensor and its attribute."""
 

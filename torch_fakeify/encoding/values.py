@@ -194,9 +194,9 @@ def _encode_atom(obj: object, where: str, part: _Part) -> Value:
         return BytesValue(data=obj)
     if obj is ...:
         return EllipsisValue()
-    const = _encode_torch_const(obj)
-    if const is not None:
-        return const
+    for kind, const in _CONST_CLASSES.items():
+        if isinstance(obj, const):
+            return TorchConstValue(kind=kind, name=str(obj).removeprefix("torch."))
     if isinstance(obj, tuple) and names.is_record_tuple(type(obj)):
         return _encode_named_tuple(obj, where, part)
     if isinstance(obj, type):
@@ -241,13 +241,6 @@ _CONST_CLASSES: dict[Literal["dtype", "device", "layout", "memory_format", "qsch
     "qscheme": torch.qscheme,
 }
 """Classes of torch's constants by the kind of their record."""
-
-
-def _encode_torch_const(obj: object) -> TorchConstValue | None:
-    for kind, cls in _CONST_CLASSES.items():
-        if isinstance(obj, cls):
-            return TorchConstValue(kind=kind, name=str(obj).removeprefix("torch."))
-    return None
 
 
 def _encode_named_tuple(obj: tuple[object, ...], where: str, part: _Part) -> NamedTupleValue:

@@ -24,7 +24,7 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 
-from .schemas import BoundArgument, bind, gives_several, is_view_operator
+from .schemas import bind, gives_several, is_view_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_graphs import OpOverload
     from torch_fakeify.records.tensor import MetaTensorDesc, Value, ViewCallDesc
+
+    from .schemas import BoundArgument
 
 _SEQUENCES = (ListValue, TupleValue, SizeValue)
 
@@ -85,25 +87,18 @@ class _Step(NamedTuple):
 
     def exchange(self, kind: str, decode: Callable[[Any, str], Any]) -> None:
         """Replace each argument of a kind by the result of ``decode``."""
-        for i, (parameter, value) in enumerate(self.arguments):
-            if parameter.kind == kind:
-                made = _each(value, decode, f"{self.where}.{parameter.name}")
-                self.arguments[i] = BoundArgument(parameter, made)
+        for i, argument in enumerate(self.arguments):
+            if argument.kind == kind:
+                made = _each(argument.value, decode, f"{self.where}.{argument.name}")
+                self.arguments[i] = argument._replace(value=made)
 
     def run(self, base: torch.Tensor, *, concrete: bool) -> torch.Tensor:
         """Run the operator on a base."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for parameter, value in self.arguments:
-            # After an omitted argument, only keywords are unambiguous.
-            if parameter.keyword_only or parameter.position > len(args):
-                kwargs[parameter.name] = value
-            else:
-                args.append(value)
+        named = {argument.name: argument.value for argument in self.arguments}
         call: Any = self.op
         try:
             with torch_dispatch.DisableTorchFunction():  # the C++ view function knows none either
-                result = call(base, *args, **kwargs)
+                result = call(base, **named)
         except (RuntimeError, TypeError, IndexError) as error:
             if not concrete:
                 raise  # torch's callers catch errors about symbols by type
@@ -142,12 +137,12 @@ def _decode(call: ViewCallDesc, where: str) -> _Step:
             expected="the position of one of its results" if several else "none: it gives one",
             found=str(call.output),
         )
-    bound = bind(op, call.args, call.kwargs, where=where)
-    for i, (parameter, value) in enumerate(bound):
-        if parameter.kind == "other":
-            place = f"{where}.{parameter.name}"
-            bound[i] = BoundArgument(parameter, decode_value(value, where=place))
-    return _Step(op, bound, call.output, where)
+    step = _Step(op, bind(op, call.args, call.kwargs, where=where), call.output, where)
+    for i, argument in enumerate(step.arguments):
+        if argument.kind == "other":
+            value = decode_value(argument.value, where=f"{where}.{argument.name}")
+            step.arguments[i] = argument._replace(value=value)
+    return step
 
 
 def _each(value: Any, decode: Callable[[Any, str], Any], where: str) -> Any:

@@ -21,22 +21,11 @@ ArgumentKind: TypeAlias = Literal["int", "tensor", "other"]
 """Kind of an argument: view functions can replace integers and tensors."""
 
 
-class Parameter(NamedTuple):
-    """An argument in a schema, after the viewed tensor."""
-
-    name: str
-    position: int
-    """Index among the arguments after the viewed tensor."""
-    kind: ArgumentKind
-    keyword_only: bool
-    has_default: bool
-    default: Any
-
-
 class BoundArgument(NamedTuple):
     """An argument of a call."""
 
-    parameter: Parameter
+    name: str
+    kind: ArgumentKind
     value: Any
 
 
@@ -66,22 +55,6 @@ def gives_several(op: OpOverload[..., Any]) -> bool:
     return len(returns) > 1 or str(returns[0].type) == "List[Tensor]"
 
 
-@functools.cache
-def parameters(op: OpOverload[..., Any]) -> tuple[Parameter, ...]:
-    """The arguments in the schema of a view operator, after the viewed tensor."""
-    return tuple(
-        Parameter(
-            name=argument.name,
-            position=i,
-            kind=_kind(argument.real_type),
-            keyword_only=bool(argument.kwarg_only),
-            has_default=argument.has_default_value(),
-            default=argument.default_value,
-        )
-        for i, argument in enumerate(op._schema.arguments[1:])
-    )
-
-
 def _kind(type_: Any) -> ArgumentKind:
     while type_.kind() in ("OptionalType", "ListType"):
         type_ = type_.getElementType()
@@ -104,9 +77,8 @@ def bind(
     Raises:
         FormatError: the arguments do not match the schema.
     """
-    named = dict(kwargs)
-    declared = parameters(op)
-    positional = [parameter for parameter in declared if not parameter.keyword_only]
+    declared = op._schema.arguments[1:]
+    positional = [argument.name for argument in declared if not argument.kwarg_only]
     if len(args) > len(positional):
         raise FormatError(
             f"too many arguments for {op}",
@@ -114,23 +86,20 @@ def bind(
             expected=f"at most {len(positional)} after the tensor",
             found=str(len(args)),
         )
-    passed = dict(zip((parameter.name for parameter in positional), args, strict=False))
-    for name, value in named.items():
-        if name in passed or all(parameter.name != name for parameter in declared):
+    passed = dict(zip(positional, args, strict=False))
+    for name, value in dict(kwargs).items():
+        if name in passed or all(argument.name != name for argument in declared):
             raise FormatError(
-                f"not an argument of {op}, or a repeated one",
-                where=where,
-                found=repr(name),
+                f"not an argument of {op}, or a repeated one", where=where, found=repr(name)
             )
         passed[name] = value
     bound: list[BoundArgument] = []
-    for parameter in declared:
-        if parameter.name in passed:
-            bound.append(BoundArgument(parameter, passed[parameter.name]))
-        elif not parameter.has_default:
-            raise FormatError(
-                f"an argument of {op} is missing", where=where, expected=repr(parameter.name)
-            )
-        elif parameter.kind == "int" and parameter.default is not None:
-            bound.append(BoundArgument(parameter, parameter.default))
+    for argument in declared:
+        name, kind = argument.name, _kind(argument.real_type)
+        if name in passed:
+            bound.append(BoundArgument(name, kind, passed[name]))
+        elif not argument.has_default_value():
+            raise FormatError(f"an argument of {op} is missing", where=where, expected=repr(name))
+        elif kind == "int" and argument.default_value is not None:
+            bound.append(BoundArgument(name, kind, argument.default_value))
     return bound

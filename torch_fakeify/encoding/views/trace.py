@@ -134,22 +134,13 @@ class _Log(torch_dispatch.TorchDispatchMode):
         """The calls that made the result from the base; ``None`` if there are none."""
         found: list[_Step] = []
         for step in reversed(self.steps):
-            output = _output_of(step, result)
-            if output is not _NOT_HERE:
-                found.append(step._replace(output=output))
+            several = gives_several(step.op)
+            results = step.result if several else (step.result,)
+            output = next((i for i, tensor in enumerate(results) if tensor is result), None)
+            if output is not None:
+                found.append(step._replace(output=output if several else None))
                 result = step.args[0]
         return found[::-1] if result is base else None
-
-
-_NOT_HERE: Any = object()
-
-
-def _output_of(step: _Step, result: Any) -> Any:
-    """Index of a tensor among the results of a call; ``None`` for a single result."""
-    if not gives_several(step.op):
-        return None if step.result is result else _NOT_HERE
-    places = (i for i, tensor in enumerate(step.result) if tensor is result)
-    return next(places, _NOT_HERE)
 
 
 # --- running the view function -----------------------------------------------------------------
@@ -173,7 +164,8 @@ def _chain_of(t: Any, base: torch.Tensor, where: str) -> list[_Step]:
     except (RuntimeError, TypeError) as error:
         # A view function of torch that only raises, or a class without the operator.
         cause = error
-        found = f"{type(error).__name__}: {_first_sentence(error)}"
+        sentence = str(error).partition("\n")[0].partition(". ")[0]
+        found = f"{type(error).__name__}: {sentence}"
     step = None if chain is None else _as_strided(result, t)
     if chain is not None and step is not None:
         return [*chain, step]
@@ -184,10 +176,6 @@ def _chain_of(t: Any, base: torch.Tensor, where: str) -> list[_Step]:
         found=found,
         fix="Describe its clone(), which is not a view",
     ) from cause
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0]
 
 
 def _as_strided(before: torch.Tensor, t: torch.Tensor) -> _Step | None:
