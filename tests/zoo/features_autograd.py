@@ -105,22 +105,6 @@ def _retained(run: Run) -> None:
     run.note("gradient", [x.grad])
 
 
-@feature(backends=("aot_eager",))
-def compiled_autograd(run: Run) -> None:
-    """The whole backward as a graph of its own, over compiled and eager parts, sizes changing."""
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return (x @ w).relu().sum() * x.shape[0]
-
-    c = run.compile(f)
-    w = _leaf(2, 2)
-    for n in (3, 4, 5):
-        with torch._dynamo.compiled_autograd._enable(
-            torch.compile(backend=run.backend, dynamic=True)
-        ):
-            run.call(lambda x, w: c(x, w) * 2, _leaf(n, 2), w)
-
-
 @feature(dynamo={"compiled_autograd": True}, warm=True)
 def backward_in_the_frame(run: Run) -> None:
     """A step with ``backward()`` inside the compiled function."""
@@ -444,16 +428,7 @@ def autocast(run: Run) -> None:
 @feature(inductor={"fallback_random": True})
 def random_numbers(run: Run) -> None:
     """Dropout, rand, normal, randperm and seeds inside, with inductor's numbers as eager's."""
-    _random(run)
 
-
-@feature(backends=("inductor",))
-def random_numbers_of_inductor(run: Run) -> None:
-    """The same with inductor's own generator."""
-    _random(run)
-
-
-def _random(run: Run) -> None:
     def f(x: torch.Tensor) -> Any:
         y = torch.nn.functional.dropout(x, 0.5) + torch.rand(x.shape[0])
         return (

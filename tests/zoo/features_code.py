@@ -295,20 +295,6 @@ def modules_compiled_in_place(run: Run) -> None:
         run.call(blocks, _leaf(n, 4), of=blocks)
 
 
-@feature()
-def optimizer_steps(run: Run) -> None:
-    """A compiled step of training: forward, loss, and a foreach optimizer apart."""
-    m = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(m.parameters(), foreach=True)
-    forward = run.compile(lambda x: m(x).square().mean())
-    step = run.compile(optimizer.step)
-    for n in (2, 3, 4):
-        run.call(forward, _leaf(n, 3), of=m)
-        run.call(step, of=m)
-        optimizer.zero_grad()
-    run.note("weights", list(m.parameters()))
-
-
 # --- what is outside of the graph -----------------------------------------------------------------
 
 

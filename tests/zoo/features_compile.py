@@ -203,19 +203,3 @@ def compiled_ahead(run: Run) -> None:
             ahead.save_compiled_function(str(path))
             with path.open("rb") as file:
                 run.call(torch.compiler.load_compiled_function(file), torch.ones(3, 2))
-
-
-@feature(backends=("aot_eager",))
-def data_parallel(run: Run) -> None:
-    """Dynamo splits the graph of a DDP module at buckets and gives the backend each part."""
-    from torch._dynamo.backends.distributed import DDPOptimizer
-
-    m = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
-    for dynamic in (False, True):
-        torch._dynamo.reset()
-        split = DDPOptimizer(
-            bucket_bytes_cap=80, backend_compile_fn=run.backend, first_bucket_cap=80
-        )
-        c = torch.compile(m, backend=split.compile_fn, dynamic=dynamic)
-        for n in (2, 3, 4):
-            run.call(c, torch.ones(n, 4, requires_grad=True), of=m)

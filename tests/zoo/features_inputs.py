@@ -365,55 +365,6 @@ def containers(run: Run) -> None:
 
 
 @feature(warm=True)
-def subclass_inputs(run: Run) -> None:
-    """Wrapper subclasses: as inputs, as parameters, mutated, views, symbolic."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x * y, x.t(), x.view(-1)
-
-    def g(x: torch.Tensor) -> Any:
-        x.mul_(2)
-        return x + 1
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        for n in (3, 4, 5):
-            a = torch.arange(2.0 * n).reshape(n, 2)
-            two = TwoTensor(a.clone(), a + 1).requires_grad_()
-            run.call(run.compile(f, dynamic=dynamic), two, a)
-            run.call(run.compile(f, dynamic=dynamic), two.detach()[1:], a[1:])
-            run.call(run.compile(g, dynamic=dynamic), TwoTensor(a.clone(), a + 1))
-    m = torch.nn.Linear(2, 2)
-    m.weight = torch.nn.Parameter(TwoTensor(m.weight.detach(), m.weight.detach() + 1))
-    c = run.compile(m)
-    for n in (3, 4):
-        run.call(c, torch.ones(n, 2), of=m)
-
-
-@feature()
-def jagged_inputs(run: Run) -> None:
-    """Jagged nested tensors as inputs and made inside."""
-
-    def f(x: torch.Tensor) -> Any:
-        return (x * 2).sin().sum(), x.values() * 2
-
-    def g(values: torch.Tensor, offsets: torch.Tensor) -> Any:
-        nt = torch.nested.nested_tensor_from_jagged(values, offsets)
-        return (nt * 2).values()
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        for sizes in ((2, 3), (4, 1, 2)):
-            parts = [torch.ones(n, 3) for n in sizes]
-            nt = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
-            run.call(run.compile(f, dynamic=dynamic), nt)
-            offsets = torch.tensor([0, *sizes]).cumsum(0)
-            values = torch.ones(sum(sizes), 2, requires_grad=True)
-            run.call(run.compile(g, dynamic=dynamic), values, offsets)
-
-
-@feature(warm=True)
 def changes_beside_a_wrapper(run: Run) -> None:
     """A wrapper subclass is an input of frames that change what others are.
 

@@ -198,14 +198,3 @@ def data_and_grad(run: Run) -> None:
         run.note("grad", [x.grad])
         run.call(run.compile(h), x, grad=False)
         run.note("grad", [x.grad])
-
-
-@feature()
-def running_statistics(run: Run) -> None:
-    """BatchNorm in training changes its buffers, and a counter of calls."""
-    m = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.ReLU())
-    c = run.compile(m)
-    for n in (3, 4, 5):
-        run.call(c, torch.arange(4.0 * n).reshape(n, 4).sin(), of=m)
-    m.eval()
-    run.call(c, torch.ones(2, 4), of=m)

@@ -249,12 +249,6 @@ def adam_capturable() -> tuple[Any, ...]:
     return _step(lambda params: torch.optim.Adam(params, lr=0.1, foreach=True, capturable=True))
 
 
-@example()
-def sgd() -> tuple[Any, ...]:
-    """A step of SGD with momentum."""
-    return _step(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True))
-
-
 variant("adam_inductor", adam, backend="inductor")
 variant("adam_capturable_inductor", adam_capturable, backend="inductor")
 

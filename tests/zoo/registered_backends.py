@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
+
+from planting import plant_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,9 +43,4 @@ def good(gm, inputs):
 
 def write_backends(folder: Path) -> None:
     """Write the module ``mine`` into a folder and register its functions as Dynamo backends."""
-    info = folder / "mine-1.dist-info"
-    info.mkdir(parents=True)
-    (folder / "mine.py").write_text(BACKENDS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
-    entries = "".join(f"{name} = mine:{name}\n" for name in re.findall(r"def (\w+)", BACKENDS))
-    (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{entries}")
+    plant_in(folder, BACKENDS, "mine")
