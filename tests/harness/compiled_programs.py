@@ -105,9 +105,9 @@ class Example(Program):
             fn, *calls = self.make()
             of = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "module", None)
             compiled = run.compile(fn, **self.options)
-            for args in calls:
-                for t in tensors_in((args, [*of.parameters()] if of else ())):
-                    t.grad = None
+            for at, args in enumerate(calls):
+                for t in tensors_in((args, [*of.parameters()] if of else ())) if at else ():
+                    t.grad = None  # of the call before
                 run.call(compiled, *args, of=of or (), grad=self.grad)
 
 

@@ -75,19 +75,6 @@ def fullgraph(run: Run) -> None:
 
 
 @feature()
-def branches_on_data(run: Run) -> None:
-    """A branch on data: the frames after the break are compiled on both sides."""
-
-    def f(x: torch.Tensor) -> Any:
-        y = x * 2
-        return y.sin() if y.sum() > 10 else y.cos() + y.shape[0]
-
-    c = run.compile(f)
-    for n in (2, 3, 4, 6):
-        run.call(c, _leaf(n))
-
-
-@feature()
 def compiled_in_compiled(run: Run) -> None:
     """A compiled function in a compiled one, and one that is compiled again on its own."""
     inner = run.compile(lambda x: _block(x) + x.shape[0], dynamic=True)

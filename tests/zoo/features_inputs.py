@@ -121,19 +121,6 @@ def base_and_views(run: Run) -> None:
 
 
 @feature()
-def overlapping_with_itself(run: Run) -> None:
-    """Inputs whose elements share memory: expanded and as_strided ones, read only."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x + y, x.view(-1) if x.is_contiguous() else x.contiguous()
-
-    c = run.compile(f)
-    for n in (3, 4, 5):
-        run.call(c, torch.ones(1).expand(n), torch.arange(2.0 * n).as_strided((n,), (1,), 1))
-        run.call(c, torch.arange(9.0).as_strided((n, 3), (1, 1)), torch.ones(3))
-
-
-@feature()
 def views_as_inputs(run: Run) -> None:
     """Views of leaves, made under ``no_grad``, of several outputs, of other dtypes, of views."""
 
@@ -192,103 +179,7 @@ def mutated_views_as_inputs(run: Run) -> None:
                     run.call(run.compile(f), make(leaf), of=leaf)
 
 
-@feature()
-def outputs_that_alias(run: Run) -> None:
-    """Outputs that are inputs, views of them, views of intermediates and of one another."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        z = x + y
-        a, b = z.chunk(2)
-        return (
-            x,
-            x.view(-1),
-            x[1:],
-            z,
-            z.t(),
-            a,
-            b,
-            y.detach(),
-            y.as_strided((2,), (1,)),
-            z[0, 0],
-            y,
-        )
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for n in (4, 6):
-            for grad in (False, True):
-                x, y = (torch.arange(2.0 * n).reshape(n, 2).requires_grad_(grad) for _ in range(2))
-                run.call(c, x, y)
-
-
 # --- kinds ----------------------------------------------------------------------------------------
-
-
-@feature()
-def strides(run: Run) -> None:
-    """Transposed, stepped, channels-last, padded and negative-offset-free layouts."""
-
-    def f(x: torch.Tensor) -> Any:
-        return x + 1, x.contiguous(), x.permute(1, 0, 2, 3), torch.empty_like(x).fill_(0)
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for n in (3, 4):
-            x = torch.arange(2.0 * n * 5 * 4).reshape(2, n, 5, 4)
-            for y in (
-                x,
-                x.transpose(1, 2),
-                x[:, :, ::2],
-                x.contiguous(memory_format=torch.channels_last),
-                x[:, :, 1:, 1:],
-                x.expand(2, n, 5, 4)[:, :, :, :0],
-            ):
-                run.call(c, y)
-
-
-@feature()
-def small(run: Run) -> None:
-    """0-dim tensors, empty ones, ones, and storages of no bytes."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x * 2 + y.sum(), x.shape
-
-    nothing = torch.zeros(3)
-    nothing.untyped_storage().resize_(0)
-    c = run.compile(f)
-    for x in (torch.tensor(2.0), torch.zeros(0, 3), torch.ones(1), torch.ones(1, 1), torch.ones(5)):
-        run.call(c, x.requires_grad_(), torch.zeros(0))
-    run.call(run.compile(lambda x, n: (x + 1, n.shape)), torch.ones(2), nothing)
-
-
-@feature()
-def dtypes(run: Run) -> None:
-    """Complex tensors with the conj bit, halves, integers and bools; views of other dtypes."""
-
-    def f(x: torch.Tensor) -> Any:
-        return x + x, x.clone(), x.view(-1)
-
-    c = run.compile(f)
-    for dtype in (
-        torch.complex64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int8,
-        torch.bool,
-        torch.float64,
-    ):
-        for n in (3, 4):
-            x = torch.arange(n).to(dtype)
-            run.call(c, x)
-            if dtype.is_complex:
-                run.call(c, x.conj())
-                run.call(c, x.imag)
-                run.call(c, torch.view_as_real(x))
-                run.call(c, x.clone().requires_grad_())
-    run.call(c, torch.arange(8.0).view(torch.int32))
-    run.call(c, torch.arange(8, dtype=torch.int32).view(torch.float32))
 
 
 @feature(backends=("aot_eager",))
@@ -299,69 +190,6 @@ def sparse(run: Run) -> None:
     for s in (dense.to_sparse(), dense.to_sparse_csr()):
         run.call(c, s, torch.ones(3, 2))
         run.call(c, s, torch.ones(3, 4))
-
-
-@feature()
-def scalars(run: Run) -> None:
-    """Floats, bools and ints as arguments, which become dynamic when they change."""
-
-    def f(x: torch.Tensor, a: float, b: bool, n: int) -> Any:
-        y = x * a if b else x + a
-        return y.sum() * n, a * 2, n + 1, x.new_ones(n)
-
-    for dynamic in (None, True, False):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for args in (
-            (0.5, True, 3),
-            (1.5, True, 4),
-            (1.5, False, 5),
-            (2.5, True, 7),
-            (3.5, True, 1),
-        ):
-            run.call(c, torch.arange(3.0, requires_grad=True), *args)
-
-
-@feature(dynamo={"specialize_float": False})
-def floats(run: Run) -> None:
-    """Floats that stay symbolic, whose arithmetic becomes tensors, or is specialized after all."""
-
-    def f(x: torch.Tensor, a: float) -> Any:
-        return x * a, x + math_of(a), torch.full((2,), a)
-
-    def math_of(a: float) -> float:
-        return a * 2 + 1
-
-    def g(x: torch.Tensor, a: float) -> Any:
-        return x**a if a > 1 else x * int(a)
-
-    def h(x: torch.Tensor, a: float) -> Any:
-        return torch.nn.functional.dropout(x, p=a) + torch.clamp(x, max=a)
-
-    for fn in (f, g, h):
-        for dynamic in (None, True):
-            torch._dynamo.reset()
-            c = run.compile(fn, dynamic=dynamic)
-            for a in (0.5, 0.25, 0.75, 2.5, 1.5, float("inf"), float("nan"), 0.0):
-                run.call(c, torch.arange(3.0, requires_grad=True), a)
-
-
-@feature()
-def containers(run: Run) -> None:
-    """Lists, dicts, named tuples and ``None`` around tensors."""
-    import collections
-
-    Pair = collections.namedtuple("Pair", "a b")
-
-    def f(items: list[Any], table: dict[str, Any], pair: Any) -> Any:
-        items[0].add_(1)
-        table["new"] = items[0] * 2
-        return {"x": [t * 2 for t in items], "y": table["k"] + pair.a}, Pair(items[0], None)
-
-    c = run.compile(f)
-    for n in (3, 4):
-        ones = torch.ones(n)
-        run.call(c, [ones, ones + 1], {"k": ones * 3}, Pair(ones, 2))
 
 
 @feature(warm=True)

@@ -72,25 +72,6 @@ def metadata_changes_twice(run: Run) -> None:
         run.call(run.compile(f, dynamic=True), x, x.view(-1))
 
 
-@feature()
-def swapped_data(run: Run) -> None:
-    """``x.data = y`` and ``set_`` of one input to another one."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        z = x.sin()
-        x.data = y
-        return z, x + 1
-
-    def g(x: torch.Tensor, y: torch.Tensor) -> Any:
-        with torch.no_grad():
-            x.set_(y)
-        return x + 1
-
-    for fn in (f, g):
-        run.call(run.compile(fn), torch.ones(3), torch.arange(3.0))
-        run.call(run.compile(fn), torch.ones(4), torch.arange(4.0))
-
-
 @feature(raises=True)
 def swap_tensors(run: Run) -> None:
     """Two inputs change places while they are traced."""

@@ -70,10 +70,7 @@ def sources_in_the_configuration(run: Run) -> None:
 
 
 @feature(
-    dynamo={
-        "force_parameter_static_shapes": False,
-        "force_nn_module_property_static_shapes": False,
-    }
+    dynamo={"force_parameter_static_shapes": False, "force_nn_module_property_static_shapes": False}
 )
 def parameters_of_any_size(run: Run) -> None:
     """Sizes of parameters and ints of modules are symbolic."""
@@ -173,23 +170,6 @@ def captured_by_others(run: Run) -> None:
         run.seen.append((type(error).__name__, str(error)[:80]))
 
 
-@feature()
-def higher_order_wrappers(run: Run) -> None:
-    """``torch.func`` in a region, grad switched in a frame, asserts, prints and hints."""
-
-    def f(x: torch.Tensor) -> Any:
-        with torch.set_grad_enabled(False):
-            y = torch.func.vmap(torch.sin)(x)
-        torch._assert(x.shape[0] > 0, "rows")
-        torch._assert_async((x.sum() >= 0), "positive")
-        with torch.autograd.profiler.record_function("part"):
-            z = x * 2
-        with torch.compiler.set_stance("default") if False else torch.enable_grad():
-            return y, z.cos()
-
-    _sizes(run, run.compile(f))
-
-
 @feature(dynamo={"caching_precompile": True}, backends=("inductor",))
 def precompiled(run: Run) -> None:
     """Dynamo's package of a compiled function, which keeps what the backend returned."""
@@ -213,18 +193,3 @@ def tensors_in_closures_and_globals(run: Run) -> None:
 
 
 _GLOBAL = torch.ones(2, requires_grad=True)
-
-
-@feature()
-def integers_of_inputs(run: Run) -> None:
-    """Sizes and arithmetic on them as results, huge ints, and negative ones."""
-
-    def f(x: torch.Tensor, n: int) -> Any:
-        rows = x.shape[0] * 2 + n
-        return rows, x.reshape(-1).shape, n // 3, max(n, x.shape[0]), x + n, -n % 5
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for n in (3, 4, -7, 2**40, 0, 1):
-            run.call(c, _leaf(abs(n) % 5 + 2), n)

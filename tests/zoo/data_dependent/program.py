@@ -27,8 +27,7 @@ class Program(NamedTuple):
 
 
 def program(
-    inputs: Callable[[], list[tuple[Any, ...]]],
-    wrong: Callable[[], tuple[Any, ...]] | None = None,
+    inputs: Callable[[], list[tuple[Any, ...]]], wrong: Callable[[], tuple[Any, ...]] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that registers a function as a program."""
 
