@@ -74,9 +74,7 @@ def with_data(path: Path) -> None:
     data = torch.randint(0, 256, (SIZE // ITEM, ITEM), dtype=torch.uint8).numpy()
     tensors = [
         msgspec.structs.replace(
-            constant,
-            id=1000 + i,
-            storage=tfk.MetaStorageDesc(id=1000 + i, nbytes=ITEM),
+            constant, id=1000 + i, storage=tfk.MetaStorageDesc(id=1000 + i, nbytes=ITEM)
         )
         for i in range(len(data))
     ]

@@ -18,11 +18,7 @@ from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.frames.graph.codec import decode_graph, encode_graph
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-from torch_fakeify.records.tensor import (
-    FunctionValue,
-    NodeValue,
-    TupleValue,
-)
+from torch_fakeify.records.tensor import FunctionValue, NodeValue, TupleValue
 from torch_fakeify.serialization import document
 from torch_fakeify.shape_env.restoring import restore
 from torch_fakeify.shape_env.snapshot import snapshot

@@ -21,9 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from torch_fakeify.records.tensor import (
-    SourceDesc,
-)
+from torch_fakeify.records.tensor import SourceDesc
 
 if TYPE_CHECKING:
     from torch._guards import Source
@@ -148,9 +146,7 @@ def contexts(draw: st.DrawFn, depth: int = 2) -> Any:
 def shown(source: Source) -> str:
     """The ``repr`` of a source, without the order of a frozenset, which is not a property of it."""
     return re.sub(
-        r"frozenset\(\{(.*?)\}\)",
-        lambda m: f"frozenset({sorted(m[1].split(', '))})",
-        repr(source),
+        r"frozenset\(\{(.*?)\}\)", lambda m: f"frozenset({sorted(m[1].split(', '))})", repr(source)
     )
 
 
