@@ -127,7 +127,7 @@ def scan() -> tuple[Any, ...]:
     return f, *_rows_and_weight()
 
 
-@program(dynamic=True, slow=True)
+@program(dynamic=True, frames=2, slow=True)
 def associative_scan() -> tuple[Any, ...]:
     """A cumulative sum as an associative scan."""
     from torch._higher_order_ops import associative_scan as scan_
@@ -256,7 +256,7 @@ def grad_transform() -> tuple[Any, ...]:
     return f, *_rows_and_weight()
 
 
-@program(grad=True, dynamic=True, slow=True)
+@program(grad=True, dynamic=True, frames=2, slow=True)
 def jacobians() -> tuple[Any, ...]:
     """jacrev, jacfwd and a hessian."""
 
@@ -585,7 +585,7 @@ def backward_inside() -> tuple[Any, ...]:
     return f, (torch.randn(3, requires_grad=True),)
 
 
-@program(grad=True, dynamic=True)
+@program(grad=True, dynamic=True, frames=2)
 def flex_attention() -> tuple[Any, ...]:
     """Flex attention with a score function that closes over a tensor, and a causal mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -9,7 +9,7 @@ from program_zoo import of_sizes, program
 from torch import nn
 
 
-@program(dynamic=True)
+@program(dynamic=True, frames=2)
 def transposed() -> tuple[Any, ...]:
     """Inputs that are transposed, permuted and strided views, with an offset."""
     calls = []
