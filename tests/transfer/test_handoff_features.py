@@ -19,7 +19,7 @@ from program_zoo import Program, programs
 
 import torch_fakeify as tfk
 
-for _module in ("settings", "inputs", "mutation", "sizes", "code", "autograd", "compile"):
+for _module in ("settings", "inputs", "sizes", "code", "autograd"):
     import_module(f"features_{_module}")  # enters its features in the table
 
 
