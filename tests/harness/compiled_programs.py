@@ -105,10 +105,10 @@ class Example(Program):
             fn, *calls = self.make()
             of = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "module", None)
             compiled = run.compile(fn, **self.options)
-            for at, args in enumerate(calls):
-                for t in tensors_in((args, [*of.parameters()] if of else ())) if at else ():
-                    t.grad = None  # of the call before
+            for args in calls:
                 run.call(compiled, *args, of=of or (), grad=self.grad)
+                for t in tensors_in((args, [*of.parameters()] if of else ())):
+                    t.grad = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,10 @@ OTHER_SYMBOLS = {
 
 
 def _programs() -> list[Any]:
-    """The programs, with sizes that become dynamic when they change, and that are so from the start."""
+    """The programs, with sizes that become dynamic when they change, and that are so from the start.
+
+    Slow ones, and those that are static, have their own setting only.
+    """
     return [
         pytest.param(
             replace(
@@ -122,11 +125,12 @@ def _programs() -> list[Any]:
             ),
             id=f"{one.name}-{dynamic}",
             marks=()
-            if one.name in FEW and dynamic == one.options.get("dynamic")
+            if one.name in FEW and dynamic == own
             else (pytest.mark.sweep, *[pytest.mark.long] * one.slow),
         )
         for one in programs().values()
-        for dynamic in ((False,) if one.options.get("dynamic") is False else (None, True))
+        for own in [one.options.get("dynamic")]
+        for dynamic in ((own,) if one.slow or own is False else (None, True))
     ]
 
 
