@@ -153,11 +153,7 @@ def _measure(model: str, gm: torch.fx.GraphModule, inputs: list[Any], rounds: in
             budget=at_least(5),
         ),
         Row(
-            f"{what}: size",
-            "KB",
-            Figure((len(data) / 1024,)),
-            Figure((size / 1024,)),
-            at_least(15),
+            f"{what}: size", "KB", Figure((len(data) / 1024,)), Figure((size / 1024,)), at_least(15)
         ),
         compare(
             f"a file of {size // 1024} KB by the clock: plain, synced",

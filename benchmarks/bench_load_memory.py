@@ -9,9 +9,6 @@ read: bytes of the file, or of the JSON in it.
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -24,7 +21,7 @@ import torch_fakeify as tfk
 from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.tensor import FunctionValue, NodeValue, TensorValue
 
-from .memory import high_water
+from .memory import high_water, measured
 from .run import main
 from .table import Figure, Row, at_most
 
@@ -53,7 +50,10 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def _row(what: str, path: Path, size: int, rounds: int) -> Row:
-    grown = [_peak(str(path)) - _peak("") for _ in range(min(rounds, 3))]
+    grown = [
+        measured("bench_load_memory", str(path))[0] - measured("bench_load_memory", "")[0]
+        for _ in range(min(rounds, 3))
+    ]
     read = Figure((size / MEGA,) * len(grown))
     return Row(f"load {what}: read, peak", "MB", read, Figure(tuple(n / MEGA for n in grown)))
 
@@ -74,9 +74,7 @@ def with_data(path: Path) -> None:
     data = torch.randint(0, 256, (SIZE // ITEM, ITEM), dtype=torch.uint8).numpy()
     tensors = [
         msgspec.structs.replace(
-            constant,
-            id=1000 + i,
-            storage=tfk.MetaStorageDesc(id=1000 + i, nbytes=ITEM),
+            constant, id=1000 + i, storage=tfk.MetaStorageDesc(id=1000 + i, nbytes=ITEM)
         )
         for i in range(len(data))
     ]
@@ -118,12 +116,6 @@ def with_nodes(path: Path) -> None:
     tfk.Capture(msgspec.structs.replace(desc, graph=graph)).save(path, limits=tfk.Limits.none())
 
 
-def _peak(path: str) -> int:
-    command = [sys.executable, "-m", "benchmarks.bench_load_memory", "--load", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 def _load(path: str) -> None:
     loaded = tfk.Capture.load(path, limits=tfk.Limits.none()) if path else None
     print(high_water())
@@ -131,9 +123,4 @@ def _load(path: str) -> None:
 
 
 if __name__ == "__main__":
-    if "--load" in sys.argv:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--load")
-        _load(parser.parse_args().load)
-    else:
-        main(__doc__, rows)
+    main(__doc__, rows, child=_load)

@@ -9,9 +9,6 @@ its memo, against our records and fakes, all alive. The budget is 2 KB a tensor 
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 
-from .memory import high_water
+from .memory import high_water, measured
 from .run import main
 from .table import Figure, Row, at_most
 
@@ -59,20 +56,13 @@ def measure(side: str) -> None:
     print(high_water() - before, len(tensors))
 
 
-def _in_a_process(side: str) -> tuple[int, int]:
-    command = [sys.executable, "-m", "benchmarks.bench_memory", "--side", side]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    grown, count = done.stdout.split()
-    return int(grown), int(count)
-
-
 def rows(rounds: int) -> Iterator[Row]:
     """The peak of both, and what ours has beyond torch's, a tensor."""
     sides: dict[str, list[int]] = {"torch": [], "ours": []}
     count = 0
     for _ in range(min(rounds, 3)):
         for side, values in sides.items():
-            grown, count = _in_a_process(side)
+            grown, count = measured("bench_memory", side)
             values.append(grown)
     mega = [Figure(tuple(n / 2**20 for n in values)) for values in sides.values()]
     yield Row(f"{count} parameters, described and rebuilt: peak", "MB", *mega)
@@ -84,9 +74,4 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    if "--side" in sys.argv:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--side", choices=("torch", "ours"))
-        measure(parser.parse_args().side)
-    else:
-        main(__doc__, rows)
+    main(__doc__, rows, child=measure)

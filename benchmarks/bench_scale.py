@@ -7,10 +7,7 @@ node. Memory is the growth of the peak of a process that loads and rebuilds the 
 
 from __future__ import annotations
 
-import argparse
 import functools
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import torch_fakeify as tfk
 
-from .memory import high_water
+from .memory import high_water, measured
 from .run import main
 from .table import Figure, Row, at_most, compare, timed
 
@@ -101,7 +98,10 @@ def rows(rounds: int, nodes: int = NODES) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "frame.fkf")
         capture.save(path)
-        grown = [_peak(str(path)) - _peak("") for _ in range(rounds)]
+        grown = [
+            measured("bench_scale", str(path))[0] - measured("bench_scale", "")[0]
+            for _ in range(rounds)
+        ]
         peak = Figure(tuple(each / MEGA for each in grown))
         goal = Figure((MEMORY,) * rounds)
         yield Row(f"{nodes} nodes, load and rebuild: goal, peak", "MB", goal, peak, at_most(1))
@@ -142,12 +142,6 @@ def _new_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
-def _peak(path: str) -> int:
-    command = [sys.executable, "-m", "benchmarks.bench_scale", "--load", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 def _load(path: str) -> None:
     made = tfk.Capture.load(path).instantiate() if path else None
     print(high_water())
@@ -155,9 +149,4 @@ def _load(path: str) -> None:
 
 
 if __name__ == "__main__":
-    if "--load" in sys.argv:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--load")
-        _load(parser.parse_args().load)
-    else:
-        main(__doc__, rows)
+    main(__doc__, rows, child=_load)

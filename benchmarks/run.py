@@ -25,20 +25,31 @@ __all__ = ["ROUNDS", "alone", "main", "show"]
 ROUNDS = 5
 
 
-def main(doc: str | None, rows: Callable[..., Iterable[Row]], *, counts: bool = False) -> None:
+def main(
+    doc: str | None,
+    rows: Callable[..., Iterable[Row]],
+    *,
+    counts: bool = False,
+    child: Callable[[str], None] | None = None,
+) -> None:
     """Run one script as a program.
 
     Args:
         doc: its docstring.
         rows: gives its lines, for a number of rounds and, as a keyword, counts of tensors.
         counts: whether it takes these.
+        child: what it does in a process of its own, for an argument: see `memory.measured`.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     if counts:
         parser.add_argument("--counts", type=int, nargs="+", help="of tensors")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if child is not None and args.child is not None:
+        child(args.child)
+        return
     some = {"counts": args.counts} if counts and args.counts else {}
     assert parser.prog
     show({parser.prog: lambda rounds: rows(rounds, **some)}, args.rounds, as_json=args.json)

@@ -107,7 +107,4 @@ def _of_few_and_many(
     few, many = COUNTS[0], COUNTS[-1]
     small, large = run(few), run(many)
     repeats = many // few // 10
-    return (
-        lambda: sum(small() for _ in range(repeats)) / repeats / few,
-        lambda: large() / many,
-    )
+    return (lambda: sum(small() for _ in range(repeats)) / repeats / few, lambda: large() / many)

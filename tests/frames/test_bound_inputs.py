@@ -28,9 +28,7 @@ NOT_FRAMES_OF_THE_FUNCTION = {
     "data_swapped": _AFTER_A_BREAK,
     "metadata_in_place": _AFTER_A_BREAK,
     **{
-        name: program.refused or "it has several frames"
-        for name, program in programs().items()
-        if program.refused is not None or program.frames != 1
+        name: "it has several frames" for name, program in programs().items() if program.frames != 1
     },
 }
 """Programs of which no frame is that of the whole function, and why."""

@@ -10,11 +10,7 @@ from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.traceback import preserve_node_meta
 
 import torch_fakeify as tfk
@@ -63,24 +59,40 @@ def traced(fn: Callable[..., Any], *args: Any, env: ShapeEnv | None = None) -> F
 class FrameList(list[Frame]):
     """The frames of a Dynamo backend, in their order."""
 
+    inputs: tuple[Any, ...] = ()
+    """Those of the last call."""
+
     def backend(self, gm: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
         """Enter a frame and run it eagerly."""
         mode = TracingContext.get().fake_mode
         assert mode is not None
         assert mode.shape_env is not None
         self.append(Frame(gm, mode.shape_env))
-        return gm.forward
+
+        def call(*real: Any) -> Any:
+            self.inputs = real
+            return gm.forward(*real)
+
+        return call
+
+
+def dynamo_frames(
+    fn: Callable[..., Any], *args: Any, dynamic: bool | None = True, **settings: Any
+) -> FrameList:
+    """What a Dynamo backend sees of a function, with settings of Dynamo."""
+    frames = FrameList()
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**CONFIG, **settings):
+        torch.compile(fn, backend=frames.backend, dynamic=dynamic)(*args)
+    return frames
 
 
 def dynamo_frame(
     fn: Callable[..., Any], *args: Any, torch_pass: bool = False, dynamic: bool = True
 ) -> Frame:
-    """What a Dynamo backend sees, with or without the nodes of torch's own pass."""
-    frames = FrameList()
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(**CONFIG, do_not_emit_runtime_asserts=not torch_pass):
-        torch.compile(fn, backend=frames.backend, dynamic=dynamic)(*args)
-    return frames[-1]
+    """The last frame of a function, with or without the nodes of torch's own pass."""
+    asserts = {"do_not_emit_runtime_asserts": not torch_pass}
+    return dynamo_frames(fn, *args, dynamic=dynamic, **asserts)[-1]
 
 
 def everything(graph: torch.fx.Graph) -> list[Any]:

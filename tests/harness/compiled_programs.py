@@ -106,9 +106,9 @@ class Example(Program):
             of = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "module", None)
             compiled = run.compile(fn, **self.options)
             for args in calls:
+                run.call(compiled, *args, of=of or (), grad=self.grad)
                 for t in tensors_in((args, [*of.parameters()] if of else ())):
                     t.grad = None
-                run.call(compiled, *args, of=of or (), grad=self.grad)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensor_facts import facts, parts
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 from torch.testing._internal.two_tensor import TwoTensor
 
 from torch_fakeify import dropin

@@ -78,11 +78,7 @@ def verdict(facts: Iterable[Any], condition: Any, seconds: float = SECONDS) -> A
 
 
 def compare(
-    asked: Pair,
-    *,
-    answered_only: bool = False,
-    seconds: float = SECONDS,
-    prover: Any = implication,
+    asked: Pair, *, answered_only: bool = False, seconds: float = SECONDS, prover: Any = implication
 ) -> Outcome:
     """Ask the prover and z3 about a pair.
 

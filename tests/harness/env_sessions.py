@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch._dynamo.source import LocalSource
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,

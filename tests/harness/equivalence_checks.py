@@ -6,9 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import sympy
-from guard_equivalence import (
-    Facts,
-)
+from guard_equivalence import Facts
 from hypothesis import strategies as st
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,12 +15,8 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 
 if TYPE_CHECKING:
-    from guard_terms import (
-        Point,
-    )
-    from torch.fx.experimental.symbolic_shapes import (
-        ShapeEnv,
-    )
+    from guard_terms import Point
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 S0, S1, S2 = SYMBOLS = sympy.symbols("s0 s1 s2", integer=True)
 

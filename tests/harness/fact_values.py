@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import operator
-from fractions import Fraction
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
+from guard_terms import python_function
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import (
     CeilDiv,
-    CleanDiv,
     FloorDiv,
-    Identity,
     Max,
     Min,
     Mod,
     ModularIndexing,
-    PowByNatural,
     PythonMod,
 )
 
@@ -34,34 +30,7 @@ NAMES = ("s0", "s1", "s2")
 SYMBOLS = tuple(sympy.Symbol(name, integer=True) for name in NAMES)
 REALS = tuple(sympy.Symbol(name, real=True) for name in ("zf0", "zf1"))
 
-_RELATIONS: dict[type, Any] = {
-    sympy.Eq: operator.eq,
-    sympy.Ne: operator.ne,
-    sympy.Lt: operator.lt,
-    sympy.Le: operator.le,
-    sympy.Gt: operator.gt,
-    sympy.Ge: operator.ge,
-}
-
-_FUNCTIONS: dict[type, Any] = {
-    FloorDiv: operator.floordiv,
-    CleanDiv: operator.floordiv,
-    CeilDiv: lambda a, b: -(-a // b),
-    Mod: operator.mod,
-    PythonMod: operator.mod,
-    sympy.Mod: operator.mod,
-    ModularIndexing: lambda a, b, c: a // b % c,
-    PowByNatural: operator.pow,
-    sympy.Pow: operator.pow,
-    Identity: lambda a: a,
-    sympy.Abs: abs,
-    Max: lambda *args: max(args),
-    Min: lambda *args: min(args),
-    sympy.Max: lambda *args: max(args),
-    sympy.Min: lambda *args: min(args),
-    sympy.Add: lambda *args: sum(args),
-    sympy.Mul: lambda *args: reduce(operator.mul, args),
-}
+_RELATIONS = (sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 
 
 def implied(premises: Sequence[Any], conclusion: Any) -> bool:
@@ -72,29 +41,12 @@ def implied(premises: Sequence[Any], conclusion: Any) -> bool:
 
 def value(expr: Any, point: Point) -> Any:
     """The value of an expression, an integer or a fraction."""
-    if expr.is_Symbol:
-        return point[expr.name]
-    if expr.is_Float:
-        return Fraction(float(expr))
-    if expr.is_Rational:
-        return int(expr) if expr.is_Integer else Fraction(int(expr.p), int(expr.q))
-    return _FUNCTIONS[type(expr)](*(value(arg, point) for arg in expr.args))
+    return python_function(expr, exact=True)(point)
 
 
 def truth(expr: Any, point: Point) -> bool:
     """Whether a condition holds."""
-    match expr:
-        case sympy.logic.boolalg.BooleanTrue() | sympy.logic.boolalg.BooleanFalse():
-            return bool(expr)
-        case sympy.Not():
-            return not truth(expr.args[0], point)
-        case sympy.And():
-            return all(truth(arg, point) for arg in expr.args)
-        case sympy.Or():
-            return any(truth(arg, point) for arg in expr.args)
-        case _:
-            left, right = (value(arg, point) for arg in expr.args)
-            return _RELATIONS[type(expr)](left, right)
+    return bool(value(expr, point))
 
 
 def points() -> st.SearchStrategy[Point]:
@@ -154,7 +106,7 @@ def expressions_over_real() -> st.SearchStrategy[Any]:
 
 def relations(sides: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Two expressions compared."""
-    return st.builds(lambda r, a, b: r(a, b), st.sampled_from(list(_RELATIONS)), sides, sides)
+    return st.builds(lambda r, a, b: r(a, b), st.sampled_from(_RELATIONS), sides, sides)
 
 
 def conditions() -> st.SearchStrategy[Any]:

@@ -55,12 +55,7 @@ def guard_code(instance: Instance) -> frozenset[str]:
             sym_ints = [torch.SymInt(SymNode(symbol, env, int, None)) for _ in rest]
             rows += zip(rest, sym_ints, strict=True)
     contexts = [_inner_context(instance, value) for _, value in rows]
-    return code_facts(
-        env,
-        [v for _, v in rows],
-        [s for s, _ in rows],
-        input_contexts=contexts,
-    )
+    return code_facts(env, [v for _, v in rows], [s for s, _ in rows], input_contexts=contexts)
 
 
 def _inner_context(instance: Instance, value: Any) -> Any:

@@ -12,11 +12,7 @@ from env_sessions import Actions
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 from torch._guards import ShapeGuard, SLoc
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nested._internal.nested_int import NestedIntNode
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback

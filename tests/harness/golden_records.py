@@ -417,10 +417,7 @@ def _scalars() -> Any:
 def _symbol_facts() -> Any:
     """A fake tensor of another environment, of which all was known that can be."""
     desc = symbolic(torch.zeros(4, 6)).desc
-    facts = [
-        {"shape_env": 1, "size_like": True, "upper": 64, "hint_override": 9},
-        {"hint": 2.5},
-    ]
+    facts = [{"shape_env": 1, "size_like": True, "upper": 64, "hint_override": 9}, {"hint": 2.5}]
     (entry,) = desc.inputs
     symbols = tuple(
         msgspec.structs.replace(symbol, **changes)

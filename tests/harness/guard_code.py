@@ -32,10 +32,7 @@ def code_facts(
     contexts = None if input_contexts is None else list(input_contexts)
     return frozenset(
         shape_env.produce_guards(
-            list(placeholders),
-            list(sources),
-            input_contexts=contexts,
-            ignore_static=ignore_static,
+            list(placeholders), list(sources), input_contexts=contexts, ignore_static=ignore_static
         )
     )
 

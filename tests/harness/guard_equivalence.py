@@ -21,15 +21,9 @@ import sympy
 import torch
 import z3
 from guard_sampling import names_in, search
-from guard_terms import (
-    INFINITIES,
-    Point,
-    confirmed,
-    nested_int,
-    plain,
-    variable,
-)
+from guard_terms import INFINITIES, Point, confirmed, nested_int, plain, variable
 from guard_z3 import Z3Terms
+from sympy.utilities.iterables import connected_components
 from torch._dynamo import config as dynamo_config
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -461,31 +455,18 @@ class _Groups:
     """Facts that share variables, directly or through others, belong together."""
 
     def __init__(self, exprs: Sequence[sympy.Basic]) -> None:
-        self.exprs = list(exprs)
-        self.parent: dict[str, str] = {}
-        for expr in self.exprs:
-            names = names_in(expr)
-            for name in names:
-                self.parent[self._root(name)] = self._root(names[0])
-        self.ids: dict[str, int] = {}
+        names = [names_in(expr) for expr in exprs]
+        edges = [(found[0], name) for found in names for name in found]
+        parts = connected_components((sorted({name for _, name in edges}), edges))
+        self.ids = {name: at for at, part in enumerate(parts) for name in part}
         self.members: dict[int, list[sympy.Basic]] = defaultdict(list)
-        for expr in self.exprs:
-            names = names_in(expr)
-            root = self._root(names[0]) if names else ""
-            self.members[self.ids.setdefault(root, len(self.ids))].append(expr)
+        for expr, found in zip(exprs, names, strict=True):
+            self.members[self.ids[found[0]] if found else -1].append(expr)
 
     def of(self, fact: sympy.Basic) -> frozenset[int]:
         """The groups that have to do with a fact."""
-        roots = {self._root(name) for name in names_in(fact)}
-        return frozenset(self.ids[root] for root in roots if root in self.ids)
+        return frozenset(self.ids[name] for name in names_in(fact) if name in self.ids)
 
     def facts(self, groups: frozenset[int]) -> list[sympy.Basic]:
         """The facts of some groups."""
         return [expr for group in sorted(groups) for expr in self.members[group]]
-
-    def _root(self, name: str) -> str:
-        self.parent.setdefault(name, name)
-        while self.parent[name] != name:
-            self.parent[name] = self.parent[self.parent[name]]
-            name = self.parent[name]
-        return name

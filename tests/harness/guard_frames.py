@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from assert_frames import CONFIG
-from observe import env_of_frame
+from assert_frames import dynamo_frames
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -28,27 +27,13 @@ class Frame(NamedTuple):
 
     gm: torch.fx.GraphModule
     env: ShapeEnv
-    inputs: list[Any]
-    compiled: Callable[..., Any]
+    inputs: tuple[Any, ...]
 
 
 def frame_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = True) -> Frame:
     """The last frame of a function, compiled by Dynamo."""
-    frames: list[Frame] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        frames.append(Frame(gm, env_of_frame(), [], gm.forward))
-
-        def call(*real: Any) -> Any:
-            frames[-1].inputs[:] = real
-            return gm.forward(*real)
-
-        return call
-
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(**CONFIG):
-        torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
-    return frames[-1]
+    frames = dynamo_frames(fn, *args, dynamic=dynamic)
+    return Frame(*frames[-1], frames.inputs)
 
 
 def new_inputs(frame: Frame, env: ShapeEnv) -> list[Any]:

@@ -84,8 +84,7 @@ def search(
     constraints = [_Constraint(fact, wanted=True) for fact in facts]
     goal = _Constraint(other, wanted=False)
     symbols = sorted(
-        {s for e in (*facts, other) for s in e.free_symbols if isinstance(s, sympy.Symbol)},
-        key=str,
+        {s for e in (*facts, other) for s in e.free_symbols if isinstance(s, sympy.Symbol)}, key=str
     )
     floats = {s.name for s in symbols if not s.is_integer}
     pools = {s.name: _pool(s.name, [*facts, other], hints) for s in symbols}
@@ -106,10 +105,7 @@ def search(
 
 class _Walk:
     def __init__(
-        self,
-        constraints: list[_Constraint],
-        floats: set[str],
-        pools: dict[str, list[int | float]],
+        self, constraints: list[_Constraint], floats: set[str], pools: dict[str, list[int | float]]
     ) -> None:
         self.constraints = constraints
         self.goal = constraints[-1]

@@ -89,12 +89,12 @@ def pieces(expr: sympy.Basic) -> list[tuple[sympy.Basic, sympy.Basic]]:
 # --- Python -------------------------------------------------------------------------------------
 
 
-def python_function(expr: sympy.Basic) -> Callable[[Point], Any]:
-    """The expression as a function of a point.
+def python_function(expr: sympy.Basic, *, exact: bool = False) -> Callable[[Point], Any]:
+    """The expression as a function of a point, which computes with floats or with fractions.
 
     It raises an `ArithmeticError` or `ValueError` where undefined, `TooLarge` where unknown.
     """
-    namespace: dict[str, Any] = dict(_HELPERS)
+    namespace: dict[str, Any] = {**_HELPERS, "number": Fraction if exact else float}
     code = _python(expr, namespace)
     function: Callable[[Point], Any] = eval(f"lambda p: {code}", namespace)
     return function
@@ -153,7 +153,7 @@ def _python(expr: sympy.Basic, namespace: dict[str, Any]) -> str:
     if isinstance(expr, sympy.Rational):
         return f"Fraction({int(expr.p)}, {int(expr.q)})"
     if isinstance(expr, sympy.Float):
-        return f"({float(expr)!r})"
+        return f"number({float(expr)!r})"
     if isinstance(expr, (sympy.Piecewise, torch_functions.Where, sympy.ITE)):
         code = "undefined()"
         for value, condition in reversed(pieces(expr)):

@@ -16,6 +16,22 @@ from torch.utils._sympy import functions as torch_functions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_ORDER: dict[type, Callable[[Any, Any], Any]] = {
+    sympy.Lt: operator.lt,
+    sympy.Le: operator.le,
+    sympy.Gt: operator.gt,
+    sympy.Ge: operator.ge,
+}
+_LOGIC: dict[type, Callable[..., Any]] = {
+    sympy.And: z3.And,
+    sympy.Or: z3.Or,
+    sympy.Not: z3.Not,
+    sympy.Xor: lambda *args: reduce(z3.Xor, args),
+    sympy.Nand: lambda *args: z3.Not(z3.And(*args)),
+    sympy.Nor: lambda *args: z3.Not(z3.Or(*args)),
+    sympy.Implies: z3.Implies,
+}
+
 
 class Z3Terms:
     """Translates expressions to z3, each distinct one once.
@@ -84,6 +100,9 @@ class Z3Terms:
         for classes, method in _Z3_METHODS:
             if isinstance(expr, classes):
                 return method(self, expr, args)
+        for classes, term in _ALWAYS_DEFINED:
+            if isinstance(expr, classes):
+                return term(*args), ()
         return self._opaque(expr, args)
 
     def _opaque(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -164,52 +183,6 @@ class Z3Terms:
         left = isinstance(expr, torch_functions.LShift)
         return args[0] * by if left else args[0] / by, ()
 
-    def _max(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return reduce(lambda a, b: z3.If(a >= b, a, b), _same_sort(*args)), ()
-
-    def _min(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return reduce(lambda a, b: z3.If(a <= b, a, b), _same_sort(*args)), ()
-
-    def _abs(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return z3.If(args[0] >= 0, args[0], -args[0]), ()
-
-    def _sign(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return z3.If(args[0] > 0, z3.IntVal(1), z3.If(args[0] < 0, z3.IntVal(-1), z3.IntVal(0))), ()
-
-    def _same(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return args[0], ()
-
-    def _to_float(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return _real(args[0]), ()
-
-    def _floor(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return _z3_floor(args[0]), ()
-
-    def _ceil(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return -_z3_floor(-args[0]), ()
-
-    def _trunc(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        number = args[0]
-        whole = z3.If(number >= 0, _z3_floor(number), -_z3_floor(-number))
-        return _real(whole) if isinstance(expr, torch_functions.TruncToFloat) else whole, ()
-
-    def _round(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        number = _real(args[0])
-        down = _z3_floor(number)
-        rest = number - _real(down)
-        up = z3.Or(rest > z3.Q(1, 2), z3.And(rest == z3.Q(1, 2), down % 2 == 1))
-        return z3.If(up, down + 1, down), ()
-
-    def _equal(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        left, right = args if all(map(z3.is_bool, args)) else _same_sort(*map(_number, args))
-        return left == right if isinstance(expr, sympy.Eq) else left != right, ()
-
-    def _order(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return _ORDER[type(expr)](*_same_sort(*args)), ()
-
-    def _logic(self, expr: sympy.Basic, args: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-        return _Z3_LOGIC[type(expr)](*args), ()
-
 
 _Z3_METHODS: list[tuple[Any, Callable[..., tuple[Any, tuple[Any, ...]]]]] = [
     (sympy.Add, Z3Terms._sum),
@@ -220,38 +193,54 @@ _Z3_METHODS: list[tuple[Any, Callable[..., tuple[Any, tuple[Any, ...]]]]] = [
     (torch_functions.ModularIndexing, Z3Terms._modular_indexing),
     ((torch_functions.IntTrueDiv, torch_functions.FloatTrueDiv), Z3Terms._true_div),
     ((torch_functions.LShift, torch_functions.RShift), Z3Terms._shift),
-    ((torch_functions.Max, sympy.Max), Z3Terms._max),
-    ((torch_functions.Min, sympy.Min), Z3Terms._min),
-    (sympy.Abs, Z3Terms._abs),
-    (sympy.sign, Z3Terms._sign),
-    (torch_functions.Identity, Z3Terms._same),
-    (torch_functions.ToFloat, Z3Terms._to_float),
-    ((torch_functions.FloorToInt, sympy.floor), Z3Terms._floor),
-    ((torch_functions.CeilToInt, sympy.ceiling), Z3Terms._ceil),
-    ((torch_functions.TruncToInt, torch_functions.TruncToFloat), Z3Terms._trunc),
-    (torch_functions.RoundToInt, Z3Terms._round),
-    ((sympy.Eq, sympy.Ne), Z3Terms._equal),
-    (sympy.core.relational.Relational, Z3Terms._order),
-    (
-        (sympy.And, sympy.Or, sympy.Not, sympy.Xor, sympy.Nand, sympy.Nor, sympy.Implies),
-        Z3Terms._logic,
-    ),
 ]
-_ORDER: dict[type, Callable[[Any, Any], Any]] = {
-    sympy.Lt: operator.lt,
-    sympy.Le: operator.le,
-    sympy.Gt: operator.gt,
-    sympy.Ge: operator.ge,
-}
-_Z3_LOGIC: dict[type, Callable[..., Any]] = {
-    sympy.And: z3.And,
-    sympy.Or: z3.Or,
-    sympy.Not: z3.Not,
-    sympy.Xor: lambda *args: reduce(z3.Xor, args),
-    sympy.Nand: lambda *args: z3.Not(z3.And(*args)),
-    sympy.Nor: lambda *args: z3.Not(z3.Or(*args)),
-    sympy.Implies: z3.Implies,
-}
+
+
+def _round(number: Any) -> Any:
+    number = _real(number)
+    down = _z3_floor(number)
+    rest = number - _real(down)
+    up = z3.Or(rest > z3.Q(1, 2), z3.And(rest == z3.Q(1, 2), down % 2 == 1))
+    return z3.If(up, down + 1, down)
+
+
+def _trunc(number: Any) -> Any:
+    return z3.If(number >= 0, _z3_floor(number), -_z3_floor(-number))
+
+
+def _equal(*sides: Any) -> Any:
+    left, right = sides if all(map(z3.is_bool, sides)) else _same_sort(*map(_number, sides))
+    return left == right
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return z3.If(a >= b, a, b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return z3.If(a <= b, a, b)
+
+
+_ALWAYS_DEFINED: list[tuple[Any, Callable[..., Any]]] = [
+    ((torch_functions.Max, sympy.Max), lambda *args: reduce(_larger, _same_sort(*args))),
+    ((torch_functions.Min, sympy.Min), lambda *args: reduce(_smaller, _same_sort(*args))),
+    (sympy.Abs, lambda x: z3.If(x >= 0, x, -x)),
+    (sympy.sign, lambda x: z3.If(x > 0, z3.IntVal(1), z3.If(x < 0, z3.IntVal(-1), z3.IntVal(0)))),
+    (torch_functions.Identity, lambda x: x),
+    (torch_functions.ToFloat, lambda x: _real(x)),
+    ((torch_functions.FloorToInt, sympy.floor), lambda x: _z3_floor(x)),
+    ((torch_functions.CeilToInt, sympy.ceiling), lambda x: -_z3_floor(-x)),
+    (torch_functions.TruncToInt, _trunc),
+    (torch_functions.TruncToFloat, lambda x: _real(_trunc(x))),
+    (torch_functions.RoundToInt, _round),
+    (sympy.Eq, _equal),
+    (sympy.Ne, lambda *sides: z3.Not(_equal(*sides))),
+    *(
+        (cls, lambda *sides, holds=holds: holds(*_same_sort(*sides)))
+        for cls, holds in _ORDER.items()
+    ),
+    *_LOGIC.items(),
+]
 
 
 def _z3_number(number: sympy.Number) -> z3.ArithRef:

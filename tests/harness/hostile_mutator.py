@@ -8,15 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, get_args
 
-from hostile_files import (
-    Entry,
-    deflate,
-    entries_of,
-    repack,
-    text_of,
-    unpack,
-    zip_bytes,
-)
+from hostile_files import Entry, deflate, entries_of, repack, text_of, unpack, zip_bytes
 
 from torch_fakeify.encoding import exprs
 from torch_fakeify.records.tensor import Value
@@ -46,17 +38,8 @@ _NAMES = (
     *("aten.add.Tensor", "aten.add", "prims.add.default", "cond", "torch.sin", "operator.add"),
     *("operator.getitem", "torch.Tensor.add", "torch.Size", "torch.nn.Parameter", "builtins.int"),
     *("torch.return_types.max", "torch.nn.attention.SDPBackend", "enum.Enum", "builtins.type"),
-    *(
-        "__class__",
-        "__init__",
-        "__dict__",
-        "forward",
-        "graph",
-        "_modules",
-        "training",
-        "self",
-        "to",
-    ),
+    *("__class__", "__init__", "__dict__", "forward", "graph", "_modules", "training"),
+    *("self", "to"),
     *("torch.testing._internal.two_tensor.TwoTensor", "torch.distributed.tensor.DTensor"),
     *("torch.nested._internal.nested_tensor.NestedTensor", "torch.Tensor", "TreeSpec", "shared"),
     *("NodeSource", "DeviceMesh", "LocalSource", "GetItemSource", "TensorPropertySource"),
@@ -66,74 +49,30 @@ _NAMES = (
 _WORDS = (
     *("float32", "int64", "bfloat16", "complex64", "bits8", "quint8", "float8_e4m3fn", "any"),
     *("cpu", "cuda:0", "cuda:99999999999", "meta", "xpu", "privateuseone:3", "cpu:-1", "lazy"),
-    *(
-        "strided",
-        "sparse_coo",
-        "sparse_csr",
-        "sparse_bsr",
-        "_mkldnn",
-        "jagged",
-        "contiguous_format",
-    ),
+    *("strided", "sparse_coo", "sparse_csr", "sparse_bsr", "_mkldnn"),
+    *("jagged", "contiguous_format"),
     *("inf", "-inf", "nan", "DYNAMIC", "DUCK", "UNBACKED", "INFER_STRIDE", "STATIC", "stateless"),
-    *(
-        "vmap",
-        "grad",
-        "jvp",
-        "functionalize",
-        "batched",
-        "functional",
-        "DEFAULT",
-        "MULTI_OUTPUT_NODE",
-    ),
+    *("vmap", "grad", "jvp", "functionalize", "batched", "functional"),
+    *("DEFAULT", "MULTI_OUTPUT_NODE"),
     *("", "\0", "\x1b[2J\x1b]0;x\x07", "<script>alert(1)</script>", "\u202e\u2028", "a" * 5000),
     *("../../../tmp/x", "/etc/passwd", "%s%n{0.__class__}", "\\", "\n\r\n", "ß" * 300),
 )
 
 _INTEGERS = (
     *(-1, 0, 1, 2, 3, 7, 63, 64, 65, 127, 255, 1000, 65536, -2, -(2**31), 2**31 - 1, 2**31, 2**32),
-    *(
-        10**9,
-        2**53,
-        2**62,
-        2**63 - 1,
-        2**63,
-        2**64 - 1,
-        2**64,
-        -(2**63),
-        -(2**63) - 1,
-        10**12,
-        10**30,
-    ),
+    *(10**9, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1),
+    *(10**12, 10**30),
     *(2**500, -(2**4000), 10**4000),
 )
 
 _REALS = (0.0, -0.0, 0.5, 1e308, -1e308, 5e-324, 1e20)
 
 _RAW = (
-    *(
-        b"NaN",
-        b"Infinity",
-        b"-Infinity",
-        b"1e999",
-        b"-1e999",
-        b"1E400",
-        b"01",
-        b"+1",
-        b".5",
-        b"'a'",
-    ),
+    *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"1E400", b"01", b"+1"),
+    *(b".5", b"'a'"),
     *(b'"\xff\xfe"', b'"\\ud800"', b'"\\udfff\\ud800"', b'"\xed\xa0\x80"', b'"\xc0\x80"', b'"a'),
-    *(
-        b'"\\u0000"',
-        b'"\x01"',
-        b"9" * 4000,
-        b"-" + b"9" * 30000,
-        b"1" + b"0" * 300,
-        b"",
-        b",",
-        b"]",
-    ),
+    *(b'"\\u0000"', b'"\x01"', b"9" * 4000, b"-" + b"9" * 30000, b"1" + b"0" * 300, b""),
+    *(b",", b"]"),
     *(b"[" * 300 + b"]" * 300, b"[" * 100000, b'{"a":' * 5000 + b"1" + b"}" * 5000),
     *(b'{"type":"tuple","items":[' * 120 + b"]}" * 120, b'{"a":1,"a":2}', b"/*x*/1", b"tru"),
     *(b'{"type":"record","name":"CaptureDesc","body":{}}', b'{"type":"float","text":"nan"}'),

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_map_only
 
 from torch_fakeify.fake_kernels.evaluating import is_same_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-__all__ = ["facts", "fake_facts", "faked", "is_like"]
 
 
 def facts(value: Any) -> Any:
@@ -44,11 +43,7 @@ def fake_facts(kernel: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 def faked(mode: Any, value: Any) -> Any:
     """Return an argument with fake tensors of its sizes."""
-    if isinstance(value, torch.Tensor):
-        return mode.from_tensor(value, static_shapes=True)
-    if isinstance(value, (list, tuple)):
-        return [faked(mode, each) for each in value]
-    return value
+    return tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t, static_shapes=True), value)
 
 
 def is_like(fake: Any, real: Any) -> bool:

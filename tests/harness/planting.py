@@ -43,12 +43,13 @@ def plant(folder: Path, source: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_in(folder: Path, source: str, module: str = "planted_backends") -> str:
-    """Put such backends into a module in a folder, and give what has to be in ``PYTHONPATH``."""
-    info = folder / "planted-1.dist-info"
+    """Put such backends into a module of a folder, and give what has to be in ``PYTHONPATH``."""
+    info = folder / f"{module}-1.dist-info"
     info.mkdir(parents=True)
     (folder / f"{module}.py").write_text(source)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
-    names = dict.fromkeys(re.findall(r"def (\w+)\(gm", source))
-    points = [f"{name}={module}:{name}" for name in names]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    points = [
+        f"{name}={module}:{name}" for name in dict.fromkeys(re.findall(r"def (\w+)\(gm", source))
+    ]
     (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *points, ""]))
     return str(folder)

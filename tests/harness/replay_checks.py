@@ -29,10 +29,7 @@ from replay_frames import (
 )
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    ShapeEnv,
-    compute_unbacked_bindings,
-)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, compute_unbacked_bindings
 
 import torch_fakeify as tfk
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts

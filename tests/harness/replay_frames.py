@@ -16,11 +16,7 @@ from guard_terms import plain, variable
 from torch._dynamo.source import CallMethodItemSource, ConstantSource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import torch_fakeify as tfk
 from torch_fakeify.encoding.sources import source_of

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from assert_frames import (
-    V4,
-    T,
-    fresh_inputs,
-)
+from assert_frames import V4, T, fresh_inputs
 
 import torch_fakeify as tfk
 from torch_fakeify.replay.bindings import canonical_symbol, env_of, is_unbacked, symbols_in

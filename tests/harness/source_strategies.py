@@ -149,9 +149,7 @@ def contexts(draw: st.DrawFn, depth: int = 2) -> Any:
 def shown(source: Source) -> str:
     """The ``repr`` of a source, without the order of a frozenset, which is not a property of it."""
     return re.sub(
-        r"frozenset\(\{(.*?)\}\)",
-        lambda m: f"frozenset({sorted(m[1].split(', '))})",
-        repr(source),
+        r"frozenset\(\{(.*?)\}\)", lambda m: f"frozenset({sorted(m[1].split(', '))})", repr(source)
     )
 
 

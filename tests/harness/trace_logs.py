@@ -19,11 +19,7 @@ import torch_fakeify as tfk
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.frames.trace_logs.events import NEVER_LOGGED
 from torch_fakeify.frames.trace_logs.log import TraceLimits, from_trace_log
-from torch_fakeify.records.tensor import (
-    MarksDesc,
-    MetaTensorDesc,
-    SymDesc,
-)
+from torch_fakeify.records.tensor import MarksDesc, MetaTensorDesc, SymDesc
 
 if TYPE_CHECKING:
     from collections.abc import Generator

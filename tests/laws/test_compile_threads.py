@@ -80,10 +80,7 @@ def recorded(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "job",
-    [
-        "all",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("capture", "frontend", "retrace")),
-    ],
+    ["all", *(pytest.param(n, marks=pytest.mark.long) for n in ("capture", "frontend", "retrace"))],
 )
 @pytest.mark.sweep
 def test_a_pool_of_six_threads(job: str, tmp_path: Path) -> None:

@@ -455,58 +455,56 @@ def held() -> int:
     return 1024 * int(number)
 
 
-def counts(few: int, many: int) -> pytest.MarkDecorator:
+def counts(few: int, many: int) -> Callable[[Any], Any]:
     """How many tensors there are in the plain suite, and in the sweep."""
     params = [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.sweep)]
-    return pytest.mark.parametrize("count", params)
+    reason = "reads its memory from /proc, which this system lacks"
+    there = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason=reason)
+    return lambda test: there(pytest.mark.parametrize("count", params)(test))
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(),
-    reason="reads its memory from /proc, which this system lacks",
-)
+def tensors(count: int) -> Generator[torch.Tensor]:
+    """Tensors of many sizes, some of them views."""
+    for n in range(count):
+        t = torch.empty(n % 61 + 1, n % 67 + 1)
+        yield t.t() if n % 4 == 0 else t
+
+
 @counts(20_000, 200_000)
 def test_short_lived_tensors_leave_nothing(count: int) -> None:
     """One describer describes them all; numbers are never given twice, tables do not grow."""
     describer = tfk.MetaTensorDescriber()
 
-    def describe(numbers: range) -> int:
+    def describe(count: int) -> int:
         last = -1
-        for n in numbers:
-            t = torch.empty(n % 61 + 1, n % 67 + 1)
-            d = describer.describe_tensor(t.t() if n % 4 == 0 else t)
-            assert d.id > last
-            last = d.id
+        for t in tensors(count):
+            number = describer.describe_tensor(t).id
+            assert number > last
+            last = number
         return last
 
-    describe(range(8_000))
+    describe(8_000)
     before = held()
-    last = describe(range(count))
-    assert last >= count
+    assert describe(count) >= count
     assert len(describer._tensors.entries) <= 1
     assert len(describer._storages.entries) <= 1
     assert held() - before < 4 << 20
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(),
-    reason="reads its memory from /proc, which this system lacks",
-)
 @counts(5_000, 50_000)
 def test_short_lived_fake_tensors_leave_nothing(count: int) -> None:
     """One converter makes a fake tensor of each record; both forget it with the tensor."""
     describer = tfk.MetaTensorDescriber()
     converter = tfk.MetaConverter(FakeTensorMode())
 
-    def convert(numbers: range) -> None:
-        for n in numbers:
-            t = torch.empty(n % 61 + 1, n % 67 + 1)
-            fake = converter.from_desc(describer.describe_tensor(t.t() if n % 4 == 0 else t))
+    def convert(count: int) -> None:
+        for t in tensors(count):
+            fake = converter.from_desc(describer.describe_tensor(t))
             describer.describe_tensor(fake)
 
-    convert(range(2_000))
+    convert(2_000)
     before = held()
-    convert(range(count))
+    convert(count)
     assert len(describer._tensors.entries) <= 2
     assert len(converter._tensors) <= 2
     assert len(converter._storages.entries) <= 1

@@ -284,7 +284,7 @@ def test_the_conditions_are_those_of_torchs_pass(name: str) -> None:
     """On copies of one frame, both passes assert the same conditions."""
     program = programs()[name]
     fn, *calls = program.make()
-    config = {**program.config, "do_not_emit_runtime_asserts": True}
+    config = {**program.dynamo, "do_not_emit_runtime_asserts": True}
     frames = FrameList()
     torch._dynamo.reset()
     with torch._dynamo.config.patch(**config):

@@ -32,11 +32,11 @@ from replay_checks import (
 )
 from replay_frames import Frame, input_facts
 from shape_programs import (
-    Branch,
-    Check,
     Program,
     ScalarArg,
     TensorArg,
+    branch,
+    check,
     compiled,
     programs,
     variations,
@@ -76,8 +76,8 @@ def check_program(program: Program, tally: Tally, *checks: Callable[[Frame, Tall
 
     def use(frame: Frame) -> None:
         tally["frames"] += 1
-        for check in checks or _CHECKS:
-            check(frame, tally)
+        for law in checks or _CHECKS:
+            law(frame, tally)
         if not checks:
             check_run(frame, args, tally, list(variations(program, 8)))
 
@@ -154,7 +154,7 @@ def test_laws_hold_for_many_random_programs(
 def test_a_size_that_was_specialized_early_is_still_a_fact() -> None:
     """An input that is made after its size became a number still has its strides and offset."""
     x, i = TensorArg("x", (1,), "offset"), TensorArg("i", (2,), "plain", (1, 5))
-    program = Program((x, i), (Check("x.storage_offset() == 2"),), ("x + 1", "i + 1", "n"))
+    program = Program((x, i), (check("x.storage_offset() == 2"),), ("x + 1", "i + 1", "n"))
     check_program(program, Tally(), check_insert, check_learn)
 
 
@@ -165,9 +165,9 @@ def test_inserting_does_not_change_how_axioms_are_simplified() -> None:
     one = "(y.storage_offset() + 4) * y.shape[2] != max(y.stride(2) % y.size(1), x.shape[0])"
     two = "y.size(0) - (x.shape[0] // 3) != x.stride(0) // y.size(2)"
     lines = (
-        Check("x.numel() * x.storage_offset() <= y.shape[0] * 6 + 2"),
-        Branch(f"{one} or {two}", "n + x.numel() % 4", "n"),
-        Branch("(y.shape[1] // 4) - (a - 5) < a + 8", "n", "n - 1"),
+        check("x.numel() * x.storage_offset() <= y.shape[0] * 6 + 2"),
+        branch(f"{one} or {two}", "n + x.numel() % 4", "n"),
+        branch("(y.shape[1] // 4) - (a - 5) < a + 8", "n", "n - 1"),
     )
     result = ("x + 1", "y + 1", "i + 1", "n")
     program = Program((x, y, i, a), lines, result, "mark", (("i", 0), ("y", 0)))
@@ -185,7 +185,7 @@ def test_a_quotient_by_a_contradictory_divisor_is_no_error() -> None:
 def test_learning_does_not_change_stacks() -> None:
     """Symbols and runtime asserts have the stacks of their origin."""
     y = TensorArg("y", (12, 3))
-    program = Program((y,), (Check("y.size(0) <= 16"),), ("y + 1",), "unbacked", (("y", 0),))
+    program = Program((y,), (check("y.size(0) <= 16"),), ("y + 1",), "unbacked", (("y", 0),))
     check_program(program, Tally(), check_learn)
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from handoff_runs import Asking, one, same
+from handoff_runs import Asking, one
 from observe import Run, env_of_frame
-from program_zoo import Program, programs
 from torch._subclasses.fake_tensor import FakeTensorMode, maybe_get_fake_mode
 from torch.utils import _pytree as pytree
 
@@ -77,41 +76,7 @@ def test_the_handoff_is_a_registered_backend() -> None:
     assert backend.inner == "inductor"
 
 
-# --- programs -------------------------------------------------------------------------------------
-
-
-def run(program: Program, backend: Any) -> list[Any]:
-    """Return the results of all calls of a program."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with program.active():
-        fn, *calls = program.make()
-        called = torch.compile(fn, backend=backend, **program.options)
-        results: list[Any] = []
-        for args in calls:
-            torch.manual_seed(1)
-            results.append(called(*args))
-    return results
-
-
-# torch's own AOTAutograd fails for it
-FAILS_DIRECTLY = frozenset({"lstm"})
-PROGRAMS = [p for p in programs().values() if p.refused is None and p.name not in FAILS_DIRECTLY]
-FEW = frozenset({
-    "nonzero", "unique", "tolist", "item_with_checks", "float_item", "float_arguments",
-    "overlapping_mutated_dynamic", "shape_arithmetic", "views", "mutation",
-})  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "program",
-    [pytest.param(p, marks=() if p.name in FEW else pytest.mark.sweep) for p in PROGRAMS],
-    ids=lambda p: p.name,
-)
-def test_a_program_computes_what_it_does_with_the_direct_backend(program: Program) -> None:
-    """Results through AOTAutograd are equal bit for bit."""
-    same(run(program, tfk.handoff("aot_eager")), run(program, "aot_eager"))
+# --- values ---------------------------------------------------------------------------------------
 
 
 def values_of(gm: torch.fx.GraphModule) -> list[tuple[str, Any]]:

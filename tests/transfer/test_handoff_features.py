@@ -1,4 +1,4 @@
-"""Every feature of ``torch.compile`` behaves through the handoff as without it.
+"""Every feature of ``torch.compile`` and every program behaves through the handoff as without it.
 
 Compared are the inner backend's graphs and inputs, AOTAutograd's graphs, guards, runtime asserts and
 facts of Dynamo's ``ShapeEnv``, results with their strides, offsets, aliases and autograd state, the
@@ -7,6 +7,7 @@ arguments afterwards, gradients, errors, and torch's counters.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 import torch
 from compare import check
 from compiled_programs import FEATURES, Feature
+from program_zoo import Program, programs
 
 import torch_fakeify as tfk
 
-for _module in ("settings", "inputs", "mutation", "sizes", "code", "autograd", "compile"):
+for _module in ("settings", "inputs", "sizes", "code", "autograd"):
     import_module(f"features_{_module}")  # enters its features in the table
 
 
@@ -86,3 +88,56 @@ def test_a_backend_that_runs_the_graph_on_data_is_refused_by_torch() -> None:
 def test_every_feature_behaves_as_without_the_handoff(name: str, backend: str) -> None:
     """With and without the handoff, everything that can be seen is equal."""
     _compare(FEATURES[name], backend)
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+FEW = frozenset({
+    "nonzero", "unique", "tolist", "item_with_checks", "float_item", "float_arguments",
+    "overlapping_mutated_dynamic", "shape_arithmetic",
+})  # fmt: skip
+"""The programs that plain pytest compiles, with their own setting."""
+
+ASSERTED_AGAIN = frozenset({"item_equals_input_size"})
+"""AOTAutograd states their asserts in Dynamo's environment anew; through a handoff, in its own."""
+
+OTHER_SYMBOLS = {
+    **dict.fromkeys(
+        ("base_and_view", "mutated_non_leaf", "non_leaf"),
+        "the handoff knows that sizes of a base and of a view of it are equal",
+    ),
+    "sgd_step": "the handoff gives tensors that the graph holds no symbols of their own",
+}
+"""Why inputs have other symbols, with symbols from the start."""
+
+
+def _programs() -> list[Any]:
+    """The programs, with sizes that become dynamic when they change, and that are so from the start.
+
+    Slow ones, and those that are static, have their own setting only.
+    """
+    return [
+        pytest.param(
+            replace(
+                one,
+                options={**one.options, "dynamic": dynamic},
+                other_symbols=OTHER_SYMBOLS.get(one.name, "") if dynamic else "",
+            ),
+            id=f"{one.name}-{dynamic}",
+            marks=()
+            if one.name in FEW and dynamic == own
+            else (pytest.mark.sweep, *[pytest.mark.long] * one.slow),
+        )
+        for one in programs().values()
+        for own in [one.options.get("dynamic")]
+        for dynamic in ((own,) if one.slow or own is False else (None, True))
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", _programs())
+def test_a_program_behaves_as_without_the_handoff(program: Program) -> None:
+    """With and without the handoff, everything that can be seen is equal, and no call raises."""
+    without = {"asserts"} if program.name in ASSERTED_AGAIN else ()
+    seen = check(program, program.compiled, without=without).seen
+    assert not {"raised", "backward raised"} & {entry[0] for entry in seen}

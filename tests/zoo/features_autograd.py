@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from compiled_programs import feature
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from observe import Run
@@ -105,22 +100,6 @@ def _retained(run: Run) -> None:
     run.note("gradient", [x.grad])
 
 
-@feature(backends=("aot_eager",))
-def compiled_autograd(run: Run) -> None:
-    """The whole backward as a graph of its own, over compiled and eager parts, sizes changing."""
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return (x @ w).relu().sum() * x.shape[0]
-
-    c = run.compile(f)
-    w = _leaf(2, 2)
-    for n in (3, 4, 5):
-        with torch._dynamo.compiled_autograd._enable(
-            torch.compile(backend=run.backend, dynamic=True)
-        ):
-            run.call(lambda x, w: c(x, w) * 2, _leaf(n, 2), w)
-
-
 @feature(dynamo={"compiled_autograd": True}, warm=True)
 def backward_in_the_frame(run: Run) -> None:
     """A step with ``backward()`` inside the compiled function."""
@@ -154,30 +133,6 @@ def checkpointed(run: Run) -> None:
 
 
 @feature()
-def selectively_checkpointed(run: Run) -> None:
-    """A policy keeps matrix products and recomputes the rest; another names operators."""
-
-    def policy(_ctx: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        keep = op is torch.ops.aten.mm.default
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-    listed = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-
-    for context_fn in (contexts, listed):
-        torch._dynamo.reset()
-
-        def f(x: torch.Tensor, w: torch.Tensor, context_fn: Any = context_fn) -> Any:
-            return checkpoint(
-                lambda x: ((x @ w).relu() @ w).exp(), x, use_reentrant=False, context_fn=context_fn
-            )
-
-        c = run.compile(f)
-        for n in (3, 4):
-            run.call(c, _leaf(n, 2), _leaf(2, 2))
-
-
-@feature()
 def checkpointed_around(run: Run) -> None:
     """Eager checkpointing around a compiled function, reentrant and not."""
     c = run.compile(lambda x: x.sin().exp() * x.shape[0])
@@ -208,28 +163,6 @@ def saved_tensor_hooks(run: Run) -> None:
 
     run.call(around, _leaf(3))
     run.call(around, _leaf(4))
-
-
-@feature()
-def autograd_functions(run: Run) -> None:
-    """Functions with a backward of their own: saved tensors, ints, none, views, sizes."""
-
-    class Scale(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, n: int) -> Any:
-            ctx.save_for_backward(x)
-            ctx.n = n
-            ctx.mark_non_differentiable()
-            return x * n, x.shape[0] * x
-
-        @staticmethod
-        def backward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-            (x,) = ctx.saved_tensors
-            return a * x + b * x.shape[0] * ctx.n, None
-
-    c = run.compile(lambda x, n: Scale.apply(x, n)[0] + Scale.apply(x * 2, 3)[1])
-    for n in (3, 4, 5):
-        run.call(c, _leaf(n), n)
 
 
 @feature()
@@ -275,33 +208,6 @@ def operators(run: Run) -> None:
 # --- transforms and higher-order operators --------------------------------------------------------
 
 
-@feature()
-def transforms_inside(run: Run) -> None:
-    """vmap, grad, vjp, jvp, jacrev, hessian and functional_call in a compiled function."""
-    F = torch.func
-    m = torch.nn.Linear(2, 2)
-
-    def g(x: torch.Tensor) -> torch.Tensor:
-        return (x.sin() * x).sum()
-
-    def f(x: torch.Tensor, w: dict[str, torch.Tensor]) -> Any:
-        a = F.vmap(F.grad(g))(x)
-        b = F.vmap(lambda r: r.outer(r), randomness="error")(x)
-        _, c = F.jvp(g, (x,), (torch.ones_like(x),))
-        d = F.jacrev(lambda r: r.cos())(x[0])
-        e = F.hessian(g)(x[0])
-        h = F.functional_call(m, w, (x,))
-        out, pull = F.vjp(g, x)
-        return a, b, c, d, e, h, pull(torch.ones_like(out))
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for n in (3, 4):
-            w = {k: v.detach().requires_grad_() for k, v in m.named_parameters()}
-            run.call(c, _leaf(n, 2), w)
-
-
 @feature(plain=True)
 def transforms_around(run: Run) -> None:
     """A compiled function called under vmap, grad, vmap of grad, jvp, and functionalize."""
@@ -314,40 +220,6 @@ def transforms_around(run: Run) -> None:
         run.call(F.vmap(F.grad(c)), x)
         run.call(lambda x: F.jvp(c, (x,), (torch.ones_like(x),)), x)
         run.call(F.functionalize(c), x)
-
-
-@feature(dynamo={"capture_scalar_outputs": True})
-def control_flow(run: Run) -> None:
-    """cond, while_loop, map, scan and associative_scan, with closures, sizes and gradients."""
-    from torch import _higher_order_ops as operators
-
-    def conds(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return torch.cond(x.sum() > 3, lambda x: x.sin() * w, lambda x: x.cos() + x.shape[0], (x,))
-
-    def loops(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return operators.while_loop(
-            lambda i, y: i < x.shape[0],
-            lambda i, y: (i + 1, y * w),
-            (torch.tensor(0), x.detach() + 0),
-        )
-
-    def maps(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return operators.map(lambda row, w: row.sin() * w, x, w)
-
-    def scans(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return operators.scan(lambda c, row: (c + row * w, c * 2), x[0] * 0, x, dim=0)
-
-    def associative(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return operators.associative_scan(
-            lambda a, b: a + b, x.detach(), dim=0, combine_mode="generic"
-        )
-
-    for fn in (conds, loops, maps, scans, associative):
-        for dynamic in (None, True):
-            torch._dynamo.reset()
-            c = run.compile(fn, dynamic=dynamic, fullgraph=True)
-            for n in (3, 4, 5):
-                run.call(c, _leaf(n, 2), torch.ones(2, requires_grad=True))
 
 
 @feature()
@@ -366,26 +238,6 @@ def regions(run: Run) -> None:
         c = run.compile(f, dynamic=dynamic, fullgraph=True)
         for n in (3, 4, 5):
             run.call(c, _leaf(n, 2), _leaf(2, 2))
-
-
-@feature()
-def flex_attention(run: Run) -> None:
-    """Flex attention with a closure in the score, a block mask, and sizes that change."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    bias = torch.arange(2.0)
-
-    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return s + bias[h] * (q - k)
-
-    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> Any:
-        return flex_attention(q, k, v, score_mod=score, block_mask=mask)
-
-    c = run.compile(f)
-    for n in (128, 256):
-        mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 2, n, n, device="cpu")
-        q, k, v = (torch.ones(1, 2, n, 16) / (i + 1) for i in range(3))
-        run.call(c, q, k, v, mask)
 
 
 # --- modes ----------------------------------------------------------------------------------------
@@ -444,16 +296,7 @@ def autocast(run: Run) -> None:
 @feature(inductor={"fallback_random": True})
 def random_numbers(run: Run) -> None:
     """Dropout, rand, normal, randperm and seeds inside, with inductor's numbers as eager's."""
-    _random(run)
 
-
-@feature(backends=("inductor",))
-def random_numbers_of_inductor(run: Run) -> None:
-    """The same with inductor's own generator."""
-    _random(run)
-
-
-def _random(run: Run) -> None:
     def f(x: torch.Tensor) -> Any:
         y = torch.nn.functional.dropout(x, 0.5) + torch.rand(x.shape[0])
         return (

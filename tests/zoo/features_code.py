@@ -75,19 +75,6 @@ def fullgraph(run: Run) -> None:
 
 
 @feature()
-def branches_on_data(run: Run) -> None:
-    """A branch on data: the frames after the break are compiled on both sides."""
-
-    def f(x: torch.Tensor) -> Any:
-        y = x * 2
-        return y.sin() if y.sum() > 10 else y.cos() + y.shape[0]
-
-    c = run.compile(f)
-    for n in (2, 3, 4, 6):
-        run.call(c, _leaf(n))
-
-
-@feature()
 def compiled_in_compiled(run: Run) -> None:
     """A compiled function in a compiled one, and one that is compiled again on its own."""
     inner = run.compile(lambda x: _block(x) + x.shape[0], dynamic=True)
@@ -293,20 +280,6 @@ def modules_compiled_in_place(run: Run) -> None:
         block.compile(backend=run.backend)
     for n in (2, 3, 4):
         run.call(blocks, _leaf(n, 4), of=blocks)
-
-
-@feature()
-def optimizer_steps(run: Run) -> None:
-    """A compiled step of training: forward, loss, and a foreach optimizer apart."""
-    m = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(m.parameters(), foreach=True)
-    forward = run.compile(lambda x: m(x).square().mean())
-    step = run.compile(optimizer.step)
-    for n in (2, 3, 4):
-        run.call(forward, _leaf(n, 3), of=m)
-        run.call(step, of=m)
-        optimizer.zero_grad()
-    run.note("weights", list(m.parameters()))
 
 
 # --- what is outside of the graph -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Features: inputs of every kind, and what aliases them."""
+"""Features: inputs of every kind, what aliases them, and changes of them."""
 
 from __future__ import annotations
 
@@ -121,19 +121,6 @@ def base_and_views(run: Run) -> None:
 
 
 @feature()
-def overlapping_with_itself(run: Run) -> None:
-    """Inputs whose elements share memory: expanded and as_strided ones, read only."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x + y, x.view(-1) if x.is_contiguous() else x.contiguous()
-
-    c = run.compile(f)
-    for n in (3, 4, 5):
-        run.call(c, torch.ones(1).expand(n), torch.arange(2.0 * n).as_strided((n,), (1,), 1))
-        run.call(c, torch.arange(9.0).as_strided((n, 3), (1, 1)), torch.ones(3))
-
-
-@feature()
 def views_as_inputs(run: Run) -> None:
     """Views of leaves, made under ``no_grad``, of several outputs, of other dtypes, of views."""
 
@@ -192,103 +179,7 @@ def mutated_views_as_inputs(run: Run) -> None:
                     run.call(run.compile(f), make(leaf), of=leaf)
 
 
-@feature()
-def outputs_that_alias(run: Run) -> None:
-    """Outputs that are inputs, views of them, views of intermediates and of one another."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        z = x + y
-        a, b = z.chunk(2)
-        return (
-            x,
-            x.view(-1),
-            x[1:],
-            z,
-            z.t(),
-            a,
-            b,
-            y.detach(),
-            y.as_strided((2,), (1,)),
-            z[0, 0],
-            y,
-        )
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for n in (4, 6):
-            for grad in (False, True):
-                x, y = (torch.arange(2.0 * n).reshape(n, 2).requires_grad_(grad) for _ in range(2))
-                run.call(c, x, y)
-
-
 # --- kinds ----------------------------------------------------------------------------------------
-
-
-@feature()
-def strides(run: Run) -> None:
-    """Transposed, stepped, channels-last, padded and negative-offset-free layouts."""
-
-    def f(x: torch.Tensor) -> Any:
-        return x + 1, x.contiguous(), x.permute(1, 0, 2, 3), torch.empty_like(x).fill_(0)
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for n in (3, 4):
-            x = torch.arange(2.0 * n * 5 * 4).reshape(2, n, 5, 4)
-            for y in (
-                x,
-                x.transpose(1, 2),
-                x[:, :, ::2],
-                x.contiguous(memory_format=torch.channels_last),
-                x[:, :, 1:, 1:],
-                x.expand(2, n, 5, 4)[:, :, :, :0],
-            ):
-                run.call(c, y)
-
-
-@feature()
-def small(run: Run) -> None:
-    """0-dim tensors, empty ones, ones, and storages of no bytes."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x * 2 + y.sum(), x.shape
-
-    nothing = torch.zeros(3)
-    nothing.untyped_storage().resize_(0)
-    c = run.compile(f)
-    for x in (torch.tensor(2.0), torch.zeros(0, 3), torch.ones(1), torch.ones(1, 1), torch.ones(5)):
-        run.call(c, x.requires_grad_(), torch.zeros(0))
-    run.call(run.compile(lambda x, n: (x + 1, n.shape)), torch.ones(2), nothing)
-
-
-@feature()
-def dtypes(run: Run) -> None:
-    """Complex tensors with the conj bit, halves, integers and bools; views of other dtypes."""
-
-    def f(x: torch.Tensor) -> Any:
-        return x + x, x.clone(), x.view(-1)
-
-    c = run.compile(f)
-    for dtype in (
-        torch.complex64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int8,
-        torch.bool,
-        torch.float64,
-    ):
-        for n in (3, 4):
-            x = torch.arange(n).to(dtype)
-            run.call(c, x)
-            if dtype.is_complex:
-                run.call(c, x.conj())
-                run.call(c, x.imag)
-                run.call(c, torch.view_as_real(x))
-                run.call(c, x.clone().requires_grad_())
-    run.call(c, torch.arange(8.0).view(torch.int32))
-    run.call(c, torch.arange(8, dtype=torch.int32).view(torch.float32))
 
 
 @feature(backends=("aot_eager",))
@@ -299,118 +190,6 @@ def sparse(run: Run) -> None:
     for s in (dense.to_sparse(), dense.to_sparse_csr()):
         run.call(c, s, torch.ones(3, 2))
         run.call(c, s, torch.ones(3, 4))
-
-
-@feature()
-def scalars(run: Run) -> None:
-    """Floats, bools and ints as arguments, which become dynamic when they change."""
-
-    def f(x: torch.Tensor, a: float, b: bool, n: int) -> Any:
-        y = x * a if b else x + a
-        return y.sum() * n, a * 2, n + 1, x.new_ones(n)
-
-    for dynamic in (None, True, False):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic)
-        for args in (
-            (0.5, True, 3),
-            (1.5, True, 4),
-            (1.5, False, 5),
-            (2.5, True, 7),
-            (3.5, True, 1),
-        ):
-            run.call(c, torch.arange(3.0, requires_grad=True), *args)
-
-
-@feature(dynamo={"specialize_float": False})
-def floats(run: Run) -> None:
-    """Floats that stay symbolic, whose arithmetic becomes tensors, or is specialized after all."""
-
-    def f(x: torch.Tensor, a: float) -> Any:
-        return x * a, x + math_of(a), torch.full((2,), a)
-
-    def math_of(a: float) -> float:
-        return a * 2 + 1
-
-    def g(x: torch.Tensor, a: float) -> Any:
-        return x**a if a > 1 else x * int(a)
-
-    def h(x: torch.Tensor, a: float) -> Any:
-        return torch.nn.functional.dropout(x, p=a) + torch.clamp(x, max=a)
-
-    for fn in (f, g, h):
-        for dynamic in (None, True):
-            torch._dynamo.reset()
-            c = run.compile(fn, dynamic=dynamic)
-            for a in (0.5, 0.25, 0.75, 2.5, 1.5, float("inf"), float("nan"), 0.0):
-                run.call(c, torch.arange(3.0, requires_grad=True), a)
-
-
-@feature()
-def containers(run: Run) -> None:
-    """Lists, dicts, named tuples and ``None`` around tensors."""
-    import collections
-
-    Pair = collections.namedtuple("Pair", "a b")
-
-    def f(items: list[Any], table: dict[str, Any], pair: Any) -> Any:
-        items[0].add_(1)
-        table["new"] = items[0] * 2
-        return {"x": [t * 2 for t in items], "y": table["k"] + pair.a}, Pair(items[0], None)
-
-    c = run.compile(f)
-    for n in (3, 4):
-        ones = torch.ones(n)
-        run.call(c, [ones, ones + 1], {"k": ones * 3}, Pair(ones, 2))
-
-
-@feature(warm=True)
-def subclass_inputs(run: Run) -> None:
-    """Wrapper subclasses: as inputs, as parameters, mutated, views, symbolic."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x * y, x.t(), x.view(-1)
-
-    def g(x: torch.Tensor) -> Any:
-        x.mul_(2)
-        return x + 1
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        for n in (3, 4, 5):
-            a = torch.arange(2.0 * n).reshape(n, 2)
-            two = TwoTensor(a.clone(), a + 1).requires_grad_()
-            run.call(run.compile(f, dynamic=dynamic), two, a)
-            run.call(run.compile(f, dynamic=dynamic), two.detach()[1:], a[1:])
-            run.call(run.compile(g, dynamic=dynamic), TwoTensor(a.clone(), a + 1))
-    m = torch.nn.Linear(2, 2)
-    m.weight = torch.nn.Parameter(TwoTensor(m.weight.detach(), m.weight.detach() + 1))
-    c = run.compile(m)
-    for n in (3, 4):
-        run.call(c, torch.ones(n, 2), of=m)
-
-
-@feature()
-def jagged_inputs(run: Run) -> None:
-    """Jagged nested tensors as inputs and made inside."""
-
-    def f(x: torch.Tensor) -> Any:
-        return (x * 2).sin().sum(), x.values() * 2
-
-    def g(values: torch.Tensor, offsets: torch.Tensor) -> Any:
-        nt = torch.nested.nested_tensor_from_jagged(values, offsets)
-        return (nt * 2).values()
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        for sizes in ((2, 3), (4, 1, 2)):
-            parts = [torch.ones(n, 3) for n in sizes]
-            nt = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
-            run.call(run.compile(f, dynamic=dynamic), nt)
-            offsets = torch.tensor([0, *sizes]).cumsum(0)
-            values = torch.ones(sum(sizes), 2, requires_grad=True)
-            run.call(run.compile(g, dynamic=dynamic), values, offsets)
 
 
 @feature(warm=True)
@@ -477,3 +256,174 @@ def subclasses_that_are_no_wrappers(run: Run) -> None:
             run.call(c, torch.nn.Parameter(torch.ones(n)))
             run.call(c, torch.nn.Buffer(torch.ones(n)))
             run.call(c, torch.ones(n).as_subclass(Named))
+
+
+# --- metadata that tracing changes ----------------------------------------------------------------
+
+
+def _metadata(do: Any) -> Any:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        do(x)
+        return y.sum() + x
+
+    return f
+
+
+CHANGES = {
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "t_": lambda x: x.t_(),
+    "squeeze_": lambda x: x.squeeze_(-1),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "as_strided_": lambda x: x.as_strided_((2, 2), (1, 2)),
+    "swapdims_": lambda x: x.swapdims_(0, 1),
+    "detach_": lambda x: x.detach_(),
+    "resize_": lambda x: x.resize_(7, 5).fill_(3),
+    "resize_ smaller": lambda x: x.resize_(2),
+    "set_": lambda x: x.set_(torch.ones(5)),
+    "data": lambda x: setattr(x, "data", torch.ones(6, 2)),
+}
+
+
+def _change(run: Run, name: str, **options: Any) -> None:
+    shape = (3, 4, 1) if name == "squeeze_" else (3, 4)
+    for grown in (0, 1):
+        size = (shape[0] + grown, *shape[1:])
+        f = run.compile(_metadata(CHANGES[name]), **options)
+        run.call(f, torch.arange(float(torch.Size(size).numel())).reshape(size), grad=False)
+
+
+@feature()
+def metadata_changes(run: Run) -> None:
+    """Operators that change the metadata of an input while it is traced."""
+    for name in CHANGES:
+        torch._dynamo.reset()
+        run.seen.append(("mutation", name))
+        _change(run, name)
+        torch._dynamo.reset()
+        _change(run, name, dynamic=True)
+
+
+@feature(plain=True)
+def metadata_changes_twice(run: Run) -> None:
+    """Two inputs that alias one another, and one is transposed, resized and set."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a = x + 1
+        x.transpose_(0, 1)
+        y.unsqueeze_(0)
+        x.mul_(2)
+        return a, x * 3, y + 1
+
+    for n in (3, 4, 5):
+        x = torch.arange(n * 4.0).reshape(n, 4)
+        run.call(run.compile(f, dynamic=True), x, x.view(-1))
+
+
+@feature(raises=True)
+def swap_tensors(run: Run) -> None:
+    """Two inputs change places while they are traced."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = x + 1
+        torch.utils.swap_tensors(x, y)
+        return z, x * 2, y * 3
+
+    run.call(run.compile(f), torch.ones(3), torch.arange(4.0))
+
+
+@feature()
+def resized_storage(run: Run) -> None:
+    """A storage of no bytes that the graph fills, and one that it frees, as FSDP does."""
+
+    def fill(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.untyped_storage().resize_(y.numel() * 4)
+        with torch.no_grad():
+            x.copy_(y)
+        return x * 2
+
+    def free(x: torch.Tensor) -> Any:
+        out = x * 2
+        x.untyped_storage().resize_(0)
+        return out
+
+    def empty(n: int) -> torch.Tensor:
+        x = torch.zeros(n)
+        x.untyped_storage().resize_(0)
+        return x
+
+    for n in (4, 5):
+        run.call(run.compile(fill), empty(n), torch.arange(float(n)))
+        run.call(run.compile(free), torch.arange(float(n)))
+
+
+# --- mutation -------------------------------------------------------------------------------------
+
+
+@feature(plain=True)
+def mutated(run: Run) -> None:
+    """In place, on views of inputs, and on inputs that require gradients under ``no_grad``."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, p: torch.Tensor) -> Any:
+        x.add_(1)
+        y[1:].mul_(2)
+        y.view(-1)[0] = 5
+        with torch.no_grad():
+            p.mul_(0.5)
+        return x * p, y.t()
+
+    for n in (3, 4, 5):
+        p = torch.arange(float(n), requires_grad=True)
+        run.call(run.compile(f), torch.ones(n), torch.ones(n, 2), p)
+
+
+@feature()
+def mutated_non_leaf(run: Run) -> None:
+    """An input with a ``grad_fn`` is mutated, and its base with it."""
+
+    def f(x: torch.Tensor) -> Any:
+        x.mul_(3)
+        return x.sin()
+
+    for n in (3, 4):
+        leaf = torch.arange(float(n), requires_grad=True)
+        run.call(run.compile(f), leaf * 2, of=leaf)
+        leaf = torch.arange(2.0 * n, requires_grad=True)
+        whole = leaf.clone()
+        run.call(run.compile(f), whole[n:], of=[leaf, whole])
+        run.call(run.compile(f), whole.view(2, -1), of=[leaf, whole])
+
+
+@feature(raises=True)
+def mutated_leaf_is_an_error(run: Run) -> None:
+    """Eager's error for a leaf that is changed in place comes out as it does directly."""
+    f = run.compile(lambda x: x.mul_(2))
+    run.call(f, torch.ones(3, requires_grad=True))
+
+
+@feature()
+def data_and_grad(run: Run) -> None:
+    """``.data`` is mutated, ``.grad`` read, set to zero, added to and taken away."""
+
+    def f(x: torch.Tensor) -> Any:
+        x.data.add_(1)
+        y = x.grad * 2
+        x.grad.zero_()
+        return y, x.detach() + 1
+
+    def g(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.grad = y * 2
+        return x + 1
+
+    def h(x: torch.Tensor) -> Any:
+        x.grad = None
+        return x + 1
+
+    for n in (3, 4):
+        x = torch.arange(float(n), requires_grad=True)
+        x.grad = torch.ones(n)
+        run.call(run.compile(f), x, of=[x.grad], grad=False)
+        run.call(run.compile(g), x, torch.ones(n), of=[x.grad])
+        run.note("grad", [x.grad])
+        run.call(run.compile(h), x, grad=False)
+        run.note("grad", [x.grad])

@@ -64,30 +64,14 @@ def specialized_ints(run: Run) -> None:
         run.call(c, torch.ones(n), n)
 
 
-@feature(dynamo={"allow_ignore_mark_dynamic": True})
-def marks(run: Run) -> None:
-    """``mark_dynamic`` with bounds, ``maybe_mark_dynamic``, ``mark_static``, and hint overrides."""
-
-    def bounded(x: torch.Tensor) -> None:
-        decorators.mark_dynamic(x, 0, min=2, max=64)
-
-    def hinted(x: torch.Tensor) -> None:
+@feature()
+def hint_overrides(run: Run) -> None:
+    """``mark_dynamic`` with a hint that is not the size."""
+    c = run.compile(_work)
+    for n in (4, 5, 6):
+        x, y = _pair(n)
         decorators.mark_dynamic(x, 0, hint_override=100)
-
-    def maybe(x: torch.Tensor) -> None:
-        decorators.maybe_mark_dynamic(x, 0)
-
-    def static(x: torch.Tensor) -> None:
-        decorators.mark_static(x, 0)
-        decorators.mark_dynamic(x, 1)
-
-    for mark in (bounded, hinted, maybe, static):
-        torch._dynamo.reset()
-        c = run.compile(_work)
-        for n, m in ((4, 3), (5, 3), (6, 4), (6, 5)):
-            x, y = _pair(n, m)
-            mark(x)
-            run.call(c, x, y)
+        run.call(c, x, y)
 
 
 @feature(raises=True)
@@ -100,34 +84,6 @@ def a_mark_that_does_not_hold(run: Run) -> None:
     x = torch.ones(4, 3)
     decorators.mark_dynamic(x, 0)
     run.call(run.compile(f), x)
-
-
-@feature()
-def unbacked_marks(run: Run) -> None:
-    """``mark_unbacked``: strict, with bounds, with shape ids and hint overrides."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        torch._check(x.size(0) <= 50)
-        return x + y, x.sum(0), x.new_zeros(x.size(0)).sum()
-
-    def shared(t: torch.Tensor) -> None:
-        decorators.mark_unbacked(t, 0, shape_id="rows")
-
-    def hinted(t: torch.Tensor) -> None:
-        decorators.mark_unbacked(t, 0, hint_override=8, shape_id="rows")
-
-    def bounded(t: torch.Tensor) -> None:
-        decorators.mark_unbacked(t, 0, min=2, max=60, shape_id="rows")
-
-    for mark in (shared, hinted, bounded):
-        torch._dynamo.reset()
-        c = run.compile(f, fullgraph=True)
-        for n in (4, 5, 2, 60):
-            x = torch.arange(2.0 * n).reshape(n, 2).requires_grad_()
-            y = torch.ones(n, 2)
-            mark(x)
-            mark(y)
-            run.call(c, x, y)
 
 
 @feature()
@@ -160,24 +116,6 @@ def specialize_on(run: Run) -> None:
 
 
 @feature()
-def static_addresses(run: Run) -> None:
-    """``mark_static_address``, with a guard and without, on what is read and what is mutated."""
-
-    def f(x: torch.Tensor, state: torch.Tensor) -> Any:
-        state.add_(x.sum())
-        return x * state
-
-    for guard in (True, False):
-        torch._dynamo.reset()
-        c = run.compile(f)
-        state = torch.zeros(3)
-        torch._dynamo.mark_static_address(state, guard=guard)
-        for n in (2, 3, 4):
-            run.call(c, torch.ones(n, 1, requires_grad=True), state)
-        run.call(c, torch.ones(4, 1), torch.ones(3))
-
-
-@feature()
 def guards_of_the_backend(run: Run) -> None:
     """Sizes about which decompositions and kernels assume something: recompiles at the same calls."""
 
@@ -206,49 +144,6 @@ def broadcasts_and_ones(run: Run) -> None:
         ((5, 5), (5, 5)),
     ):
         run.call(c, torch.ones(a, requires_grad=True), torch.ones(b, requires_grad=True))
-
-
-@feature(dynamo={"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True})
-def data_dependent_sizes(run: Run) -> None:
-    """``nonzero``, ``item``, ``tolist``, ``unique``, with checks, backward through them."""
-
-    def f(x: torch.Tensor, lengths: torch.Tensor) -> Any:
-        picked = x[x > 1]
-        n = lengths[0].item()
-        torch._check(n > 0)
-        torch._check(n <= x.size(0))
-        parts = x.narrow(0, 0, n)
-        sizes = lengths.tolist()
-        for size in sizes:
-            torch._check(size >= 0)
-        pieces = x.split(sizes)
-        return (
-            picked * 2,
-            parts.sin(),
-            [p.sum() for p in pieces],
-            torch.unique(lengths),
-            x.new_ones(n),
-        )
-
-    for dynamic in (None, True):
-        torch._dynamo.reset()
-        c = run.compile(f, dynamic=dynamic, fullgraph=True)
-        for lengths in ([2, 3], [4, 2], [3, 3], [0, 6]):
-            x = torch.arange(float(sum(lengths)), requires_grad=True)
-            run.call(c, x, torch.tensor(lengths))
-
-
-@feature(dynamo={"capture_scalar_outputs": True})
-def float_items(run: Run) -> None:
-    """A float of the data, which stays symbolic and becomes a tensor again."""
-
-    def f(x: torch.Tensor, s: torch.Tensor) -> Any:
-        a = s.item()
-        return x * a + a**2, torch.full((2,), a)
-
-    c = run.compile(f, fullgraph=True)
-    for a in (0.5, 1.5):
-        run.call(c, torch.ones(3, requires_grad=True), torch.tensor(a))
 
 
 @feature(dynamo={"capture_scalar_outputs": True})

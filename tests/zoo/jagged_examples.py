@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from module_examples import SIZES, example, variant
+from module_examples import example, variant
 from torch import nn
 from torch.nested import nested_tensor_from_jagged
 from torch.nested._internal.nested_tensor import nested_from_padded
@@ -48,12 +48,6 @@ def _jagged(*lengths: int, grad: bool = False) -> torch.Tensor:
 
 def _jagged_calls(*, grad: bool = False) -> list[tuple[Any, ...]]:
     return [(_jagged(*lengths, grad=grad),) for lengths in LENGTHS]
-
-
-@example(grad=True)
-def dense_attention() -> tuple[Any, ...]:
-    """Scaled dot product attention of dense inputs."""
-    return _Attention(), *[(torch.randn(batch, length, 8),) for batch, length in SIZES]
 
 
 @example(grad=True)
@@ -115,7 +109,7 @@ def jagged_shared_offsets() -> tuple[Any, ...]:
 variant("jagged_shared_offsets_dynamic", jagged_shared_offsets, dynamic=True)
 
 
-@example()
+@example(grad=True)
 def jagged_made_inside() -> tuple[Any, ...]:
     """A jagged tensor made in the graph of values and offsets, and given back."""
 
@@ -123,7 +117,10 @@ def jagged_made_inside() -> tuple[Any, ...]:
         x = nested_tensor_from_jagged(values, offsets)
         return x * 2, x.sum(dim=1)
 
-    return f, *[(torch.randn(sum(lengths), 8), offsets_of(lengths)) for lengths in LENGTHS]
+    return f, *[
+        (torch.randn(sum(lengths), 8, requires_grad=True), offsets_of(lengths))
+        for lengths in LENGTHS
+    ]
 
 
 @example(grad=True)

@@ -53,23 +53,7 @@ def rnn() -> tuple[Any, ...]:
     return nn.RNN(4, 3, batch_first=True), *_sequences()
 
 
-@example(dynamo=_RNN)
-def lstm() -> tuple[Any, ...]:
-    """A bidirectional LSTM in inference; torch's own AOTAutograd cannot take its backward."""
-    return nn.LSTM(4, 3, bidirectional=True, batch_first=True), *_sequences()
-
-
-@example(dynamo=_RNN, grad=True, dynamic=True)
-def gru() -> tuple[Any, ...]:
-    """A bidirectional GRU with a state that is passed in."""
-    calls = [
-        (torch.randn(length, batch, 4), torch.randn(2, batch, 3, requires_grad=True))
-        for batch, length in SIZES
-    ]
-    return nn.GRU(4, 3, bidirectional=True), *calls
-
-
-variant("lstm_inductor", lstm, backend="inductor", dynamic=True)
+variant("rnn_inductor", rnn, grad=False, backend="inductor", dynamic=True)
 
 
 # --- transformers ---------------------------------------------------------------------------------
@@ -93,35 +77,7 @@ def encoder_inference() -> tuple[Any, ...]:
     return nn.TransformerEncoder(layer, 2).eval(), *_sequences(8)
 
 
-@example(grad=True, dynamic=True)
-def transformer() -> tuple[Any, ...]:
-    """Encoder and decoder; the mask is made inside of sizes."""
-    m = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
-
-    class Causal(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = m
-
-        def forward(self, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-            mask = nn.Transformer.generate_square_subsequent_mask(t.shape[1])
-            return self.inner(s, t, tgt_mask=mask, tgt_is_causal=True)
-
-    calls = [(torch.randn(b, n, 8), torch.randn(b, n + 1, 8)) for b, n in SIZES]
-    return Causal(), *calls
-
-
 variant("encoder_inductor", encoder, backend="inductor")
-
-
-@example(grad=True)
-def attention() -> tuple[Any, ...]:
-    """Multi-head attention that returns its weights."""
-    m = nn.MultiheadAttention(8, 2, batch_first=True)
-    calls = [
-        (torch.randn(b, n, 8), torch.randn(b, n + 2, 8), torch.randn(b, n + 2, 8)) for b, n in SIZES
-    ]
-    return m, *calls
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -226,16 +182,6 @@ def adam() -> tuple[Any, ...]:
 
 
 @example()
-def adam_single() -> tuple[Any, ...]:
-    """A step of Adam tensor by tensor, with amsgrad and decay."""
-    return _step(
-        lambda params: torch.optim.Adam(
-            params, lr=0.1, foreach=False, amsgrad=True, weight_decay=0.1
-        )
-    )
-
-
-@example()
 def adam_tensor_rate() -> tuple[Any, ...]:
     """A step of AdamW whose rate is a tensor, which changes between calls."""
     rate = torch.tensor(0.1)
@@ -247,12 +193,6 @@ def adam_tensor_rate() -> tuple[Any, ...]:
 def adam_capturable() -> tuple[Any, ...]:
     """A step of Adam whose count stays in tensors."""
     return _step(lambda params: torch.optim.Adam(params, lr=0.1, foreach=True, capturable=True))
-
-
-@example()
-def sgd() -> tuple[Any, ...]:
-    """A step of SGD with momentum."""
-    return _step(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True))
 
 
 variant("adam_inductor", adam, backend="inductor")

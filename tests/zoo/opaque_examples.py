@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from module_examples import example, variant
-from subclass_examples import one_process
+from subclass_zoo import one_process
 from torch import nn
 from torch._library.opaque_object import MemberType, get_opaque_type_name, register_opaque_type
 

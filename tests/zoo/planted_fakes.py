@@ -74,9 +74,7 @@ _add(
 )
 _add("raises(Tensor x) -> Tensor", _at(7, _raise), _empty_like)
 _add(
-    "crashes(Tensor x) -> Tensor",
-    _at(7, lambda: os.kill(os.getpid(), signal.SIGSEGV)),
-    _empty_like,
+    "crashes(Tensor x) -> Tensor", _at(7, lambda: os.kill(os.getpid(), signal.SIGSEGV)), _empty_like
 )
 _add("hangs(Tensor x) -> Tensor", _at(7, lambda: time.sleep(1000)), _empty_like)
 

@@ -6,47 +6,36 @@ it returns the function to compile and the tuples of arguments to call it with.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from compiled_programs import Example
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator
 
 ROOMS = ("zoo_modules", "zoo_tensors", "zoo_code", "zoo_inputs", "zoo_sizes")
 """The modules that hold the programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
-    """One program: how it is made, how it is compiled, what is expected."""
+class Program(Example):
+    """One program: how it is made, how it is compiled, what is expected.
+
+    The reader compiles it with `backend`.
+    """
 
     name: str
     sentence: str
-    make: Callable[[], tuple[Any, ...]]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``torch.compile``."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of Dynamo while it is recorded."""
-    grad: bool = False
-    """Whether it runs with gradients, which are then compared too."""
-    backend: str = "aot_eager"
-    """The backend that the reader compiles with."""
     compiled: str = "aot_eager"
     """The backend that the writer compiles with, which may add guards."""
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """What torch is in while the program is made and called."""
     frames: int = 1
     """How many frames Dynamo compiles."""
-    implied_guards: str = ""
-    """Why guards replayed are equivalent to those recorded, and not the same."""
     ops: bool = False
     """Whether the reader needs ``program_ops``."""
-    refused: str | None = None
-    """What the error says that recording ends with; ``None`` if it records."""
     slow: bool = False
     """Run by the sweep only."""
 
@@ -54,7 +43,7 @@ class Program:
     def active(self) -> Generator[None]:
         """The settings and what torch is in while the program is made and called."""
         with (
-            torch._dynamo.config.patch(**self.config),
+            torch._dynamo.config.patch(**self.dynamo),
             torch.set_grad_enabled(self.grad),
             self.around(),
         ):
@@ -77,6 +66,13 @@ def program(**settings: Any) -> Callable[[Callable[[], tuple[Any, ...]]], Any]:
         return make
 
     return enter
+
+
+def of_sizes(
+    *makes: Callable[[int], Any], sizes: tuple[int, ...] = (6, 9)
+) -> list[tuple[Any, ...]]:
+    """The arguments of calls, each of a size."""
+    return [tuple(make(n) for make in makes) for n in sizes]
 
 
 def programs() -> dict[str, Program]:

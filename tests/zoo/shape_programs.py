@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -78,52 +79,21 @@ Arg: TypeAlias = TensorArg | ScalarArg
 # --- lines ----------------------------------------------------------------------------------------
 
 
-class Assign(NamedTuple):
-    """``name = value``."""
-
-    name: str
-    value: str
-
-    def text(self) -> list[str]:
-        """As Python."""
-        return [f"{self.name} = {self.value}"]
-
-
-class Check(NamedTuple):
+def check(condition: str) -> str:
     """``torch._check`` of a condition that holds for the arguments."""
-
-    condition: str
-
-    def text(self) -> list[str]:
-        """As Python."""
-        return [f"torch._check({self.condition})"]
+    return f"torch._check({condition})"
 
 
-class Branch(NamedTuple):
+def branch(condition: str, then: str, otherwise: str) -> str:
     """A Python ``if`` that changes the number ``n``."""
-
-    condition: str
-    then: str
-    otherwise: str
-
-    def text(self) -> list[str]:
-        """As Python."""
-        return [
-            f"if {self.condition}:",
-            f"    n = {self.then}",
-            "else:",
-            f"    n = {self.otherwise}",
-        ]
-
-
-Line: TypeAlias = Assign | Check | Branch
+    return f"if {condition}:\n    n = {then}\nelse:\n    n = {otherwise}"
 
 
 class Program(NamedTuple):
     """A function, its arguments, and how it is to be traced."""
 
     args: tuple[Arg, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[str, ...]
     result: tuple[str, ...]
     policy: Policy = "dynamic"
     marked: tuple[tuple[str, int], ...] = ()
@@ -132,13 +102,12 @@ class Program(NamedTuple):
     def source(self) -> str:
         """The function as Python."""
         names = ", ".join(arg.name for arg in self.args)
-        body = [text for line in self.lines for text in line.text()]
-        body.append(f"return {', '.join(self.result)},")
+        body = indent("\n".join([*self.lines, f"return {', '.join(self.result)},"]), "    ")
         head = [f"def program({names}, warm=False):"]
         if self.policy == "automatic":
             tensors = [a.name for a in self.args if isinstance(a, TensorArg)]
             head += ["    if warm:", f"        return {' , '.join(f'{t} + 1' for t in tensors)},"]
-        return "\n".join([*head, "    n = 0", *(f"    {text}" for text in body)]) + "\n"
+        return "\n".join([*head, "    n = 0", body]) + "\n"
 
     def function(self) -> Callable[..., Any]:
         """The function; each call makes a new one."""
@@ -202,16 +171,13 @@ def compiled(program: Program, backend: Callable[..., Any]) -> Any:
 @contextmanager
 def tracing_config() -> Iterator[None]:
     """Data-dependent numbers in the graph, floats as symbols."""
-    config = torch._dynamo.config
     options = {
         "capture_scalar_outputs": True,
         "capture_dynamic_output_shape_ops": True,
         "specialize_float": False,
         "assume_static_by_default": True,
     }
-    with ExitStack() as stack:
-        stack.enter_context(config.patch(options))
-        stack.enter_context(quiet())
+    with torch._dynamo.config.patch(options), quiet():
         yield
 
 
@@ -224,7 +190,7 @@ class _Maker:
     def __init__(self, draw: Any) -> None:
         self.draw = draw
         self.scope: dict[str, Any] = {"torch": torch, "n": 0}
-        self.lines: list[Line] = []
+        self.lines: list[str] = []
         self.tensors: list[str] = []
         self.ints: list[str] = []
         self.floats: list[str] = []
@@ -242,18 +208,17 @@ class _Maker:
     def value(self, text: str) -> Any:
         return eval(text, self.scope)
 
-    def add(self, line: Line) -> bool:
+    def add(self, line: str) -> bool:
         """Append a line if it runs on the arguments."""
         before = dict(self.scope)
         try:
-            exec("\n".join(line.text()), self.scope)
+            exec(line, self.scope)
         except (RuntimeError, IndexError, ArithmeticError, ValueError, TypeError):
             self.scope = before
             return False
-        made = self.scope.get(line.name) if isinstance(line, Assign) else None
-        if (isinstance(made, torch.Tensor) and made.numel() > MAX_NUMEL) or abs(
-            self.scope["n"]
-        ) > MAX_INT:
+        made = [v for k, v in self.scope.items() if v is not before.get(k)]
+        large = any(isinstance(v, torch.Tensor) and v.numel() > MAX_NUMEL for v in made)
+        if large or abs(self.scope["n"]) > MAX_INT:
             self.scope = before
             return False
         self.lines.append(line)
@@ -382,10 +347,10 @@ class _Maker:
             word = self.pick(("and", "or"))
             condition = f"{condition} {word} {self.condition(atoms)}"
         then, otherwise = self.number(atoms, 1), self.number(atoms, 1)
-        self.add(Branch(condition, f"n + {then}", f"n - {otherwise}"))
+        self.add(branch(condition, f"n + {then}", f"n - {otherwise}"))
 
     def check(self) -> None:
-        self.add(Check(self.condition(self.known(), wanted=True)))
+        self.add(check(self.condition(self.known(), wanted=True)))
 
     def data_check(self) -> None:
         data = sorted(self.data)
@@ -395,11 +360,11 @@ class _Maker:
         if not data:
             return
         atoms = [*data, *data, *self.known()] if self.draw(st.booleans()) else data
-        self.add(Check(self.condition(atoms, wanted=True)))
+        self.add(check(self.condition(atoms, wanted=True)))
 
     def specialise(self) -> None:
         atom = self.pick(self.known())
-        self.add(Assign("n", f"n + len(range({atom}))"))
+        self.add(f"n = n + len(range({atom}))")
 
     def data_number(self) -> None:
         """A number from the data of a tensor, or a tensor of such a size."""
@@ -413,19 +378,19 @@ class _Maker:
                 self._data_name(f"u{k}", f"{index}.item()")
             elif kind == 0 and count > 1:
                 names = [f"u{k}_{i}" for i in range(count)]
-                if self.add(Assign(", ".join(names), f"{index}.tolist()")):
+                if self.add(f"{', '.join(names)} = {index}.tolist()"):
                     self.data |= set(names)
             else:
                 self._data_name(f"u{k}", f"{index}.{self.pick(('max', 'sum', 'min'))}().item()")
         elif dense:
             x = self.pick(dense)
             made = self.pick((f"({x} > 0).nonzero()", f"torch.masked_select({x}, {x} < 0.5)"))
-            if self.add(Assign(f"m{k}", made)):
+            if self.add(f"m{k} = {made}"):
                 self.data.add(f"m{k}.size(0)")
                 self.unbacked.add(f"m{k}")
 
     def _data_name(self, name: str, value: str) -> None:
-        if self.add(Assign(name, value)):
+        if self.add(f"{name} = {value}"):
             self.data.add(name)
 
     def data_op(self) -> None:
@@ -447,18 +412,18 @@ class _Maker:
         t = f"t{next(self.count)}"
         if pairs and value:
             p, q = self.pick(pairs)
-            self.add(Check(f"{p} * {q} == {x}.numel()"))
+            self.add(check(f"{p} * {q} == {x}.numel()"))
             made = f"{x}.reshape({p}, {q})"
         elif kind == 0 and 0 <= value <= self.scope[x].size(0):
-            self.add(Check(f"{u} >= 0"))
-            self.add(Check(f"{u} <= {x}.size(0)"))
+            self.add(check(f"{u} >= 0"))
+            self.add(check(f"{u} <= {x}.size(0)"))
             made = f"{x}.narrow(0, 0, {u})"
         elif 0 <= value < 200:
-            self.add(Check(f"{u} >= 0"))
+            self.add(check(f"{u} >= 0"))
             made = f"torch.zeros({u})"
         else:
             return None
-        if self.add(Assign(t, made)):
+        if self.add(f"{t} = {made}"):
             self.unbacked.add(t)
             self.tensors.append(t)
         return None
@@ -494,7 +459,7 @@ class _Maker:
             texts += [f"{x}.narrow(0, 1, {self.number(self.known(), 1)})"]
         texts += [f"torch.zeros({self.number(self.known(), 1)})"]
         t = f"t{next(self.count)}"
-        if self.add(Assign(t, self.pick(texts))) and self.scope[t].numel():
+        if self.add(f"{t} = {self.pick(texts)}") and self.scope[t].numel():
             self.tensors.append(t)
 
 

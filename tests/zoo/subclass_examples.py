@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from module_examples import example, variant
+from subclass_zoo import fake_world, one_process
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 # --- torchao and others ---------------------------------------------------------------------------
 
@@ -88,6 +85,7 @@ def two_tensor_inputs() -> tuple[Any, ...]:
     return (lambda x, y: (x * y).sum(0) + x.shape[0]), call(2), call(5), call(3)
 
 
+variant("two_tensor_inputs_automatic", two_tensor_inputs, dynamic=None)
 variant("two_tensor_parameter_inductor", two_tensor_parameter, backend="inductor")
 
 
@@ -138,31 +136,9 @@ def two_tensors_changed() -> tuple[Any, ...]:
     return f, *[(_two(torch.randn(n, 4)), _two(torch.randn(n + 1, 3))) for n in (2, 5, 3)]
 
 
+variant("two_tensors_changed_automatic", two_tensors_changed, dynamic=None)
+
 # --- distributed ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _process_group(backend: str, **options: Any) -> Generator[None]:
-    """A process group, without torch's shardings of earlier equal meshes.
-
-    With those a result has the earlier mesh, which AOTAutograd takes for a constant (torch 2.13).
-    """
-    import torch.distributed as dist
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-    _clear_sharding_prop_cache()
-    dist.init_process_group(backend, **options)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def one_process() -> contextlib.AbstractContextManager[None]:
-    """A process group of this process alone."""
-    import torch.distributed as dist
-
-    return _process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _mesh() -> Any:
@@ -255,16 +231,9 @@ variant("dtensor_linear_inductor", dtensor_linear, backend="inductor")
 variant("dtensor_inputs_inductor", dtensor_inputs, backend="inductor")
 
 
-def four_processes() -> contextlib.AbstractContextManager[None]:
-    """One process of a group of four that does not communicate."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return _process_group("fake", store=FakeStore(), rank=1, world_size=4)
-
-
 @example(
     grad=True,
-    around=four_processes,
+    around=fake_world,
     warm=True,
     dynamic=True,
     implied_guards="A guard that follows from those on the sizes is not stated again.",
@@ -325,3 +294,6 @@ def data_parallel() -> tuple[Any, ...]:
 
     m = nn.parallel.DistributedDataParallel(Layers(), bucket_cap_mb=1)
     return m, *[(torch.randn(n, 512),) for n in (2, 5, 3)]
+
+
+variant("data_parallel_static", data_parallel, dynamic=False)

@@ -21,16 +21,34 @@ RANK = 1
 
 
 @contextlib.contextmanager
-def fake_world() -> Generator[None]:
-    """A process group of four ranks without a network; this process is rank 1."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+def _process_group(backend: str, **options: Any) -> Generator[None]:
+    """A process group, without torch's shardings of earlier equal meshes.
 
-    dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=WORLD)
+    With those a result has the earlier mesh, which AOTAutograd takes for a constant (torch 2.13).
+    """
+    import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    dist.init_process_group(backend, **options)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def fake_world() -> contextlib.AbstractContextManager[None]:
+    """A process group of four ranks without a network; this process is rank 1."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return _process_group("fake", store=FakeStore(), rank=RANK, world_size=WORLD)
+
+
+def one_process() -> contextlib.AbstractContextManager[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    return _process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 # --- records, made and read without describe and convert -----------------------------------------

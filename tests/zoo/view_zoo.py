@@ -13,10 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from torch_fakeify.encoding.views.replay import replay_view_calls
 from torch_fakeify.encoding.views.trace import trace_view_calls
-from torch_fakeify.records.tensor import (
-    MetaTensorDesc,
-    NestedIntDesc,
-)
+from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,8 +164,7 @@ def visited_by_us(traced: Traced) -> tuple[list[Any], list[Any], Any]:
     ints: list[Any] = []
     tensors: list[Any] = []
     result = traced.replay(
-        symint=lambda n: (ints.append(n), n)[1],
-        tensor=lambda part: (tensors.append(part), part)[1],
+        symint=lambda n: (ints.append(n), n)[1], tensor=lambda part: (tensors.append(part), part)[1]
     )
     return ints, tensors, result
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import subclass_zoo
 import torch
-from subclass_examples import one_process
+from subclass_zoo import one_process
 from torch.nn import functional as F
 
 Make = Callable[[int], Any]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import program_ops
 import torch
 import torch.utils.checkpoint
-from program_zoo import program
+from program_zoo import of_sizes, program
 from torch import nn
 
 
@@ -25,6 +25,13 @@ def _default_dtype(dtype: torch.dtype) -> Any:
 
 _SCALE = torch.tensor([1.0, 2.0, 3.0])
 _NUMBERS = {"a": 2, "b": [3, 4.5]}
+
+
+def _rows_and_weight() -> list[tuple[Any, ...]]:
+    return of_sizes(
+        lambda n: torch.randn(n, 2, requires_grad=True),
+        lambda _: torch.randn(2, requires_grad=True),
+    )
 
 
 @program(frames=2)
@@ -57,15 +64,14 @@ def recompiles() -> tuple[Any, ...]:
     return (lambda x, n: x * n), (torch.ones(3), 2), (torch.ones(3).double(), 3)
 
 
-@program(grad=True)
+@program(grad=True, dynamic=True)
 def cond() -> tuple[Any, ...]:
-    """torch.cond on data, with a closure and gradients."""
-    w = torch.randn(3, requires_grad=True)
+    """torch.cond on data, with a closure, sizes and gradients."""
 
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x * w, lambda x: x.sin() - w, (x,))
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() * w, lambda x: x.cos() + x.shape[0], (x,))
 
-    return f, (torch.randn(3, requires_grad=True),)
+    return f, *_rows_and_weight()
 
 
 @program(dynamic=True)
@@ -81,8 +87,26 @@ def cond_on_a_size() -> tuple[Any, ...]:
     return f, (torch.randn(4, 3), torch.ones(9))
 
 
-@program()
+@program(dynamic=True)
 def while_loop() -> tuple[Any, ...]:
+    """A while loop whose number of steps is a size."""
+    from torch._higher_order_ops import while_loop as loop
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        start = (torch.tensor(1), x.detach() + 0)
+        return loop(lambda i, y: i < x.shape[0], lambda i, y: (i + 1, y * w), start)
+
+    return f, *_rows_and_weight()
+
+
+@program(grad=True, dynamic=True, dynamo={"capture_scalar_outputs": True}, backend="eager")
+def while_loop_backward() -> tuple[Any, ...]:
+    """The same with gradients, which torch's aot_eager takes with a setting only."""
+    return while_loop()
+
+
+@program()
+def while_loop_on_data() -> tuple[Any, ...]:
     """A while loop whose number of steps depends on the data."""
     from torch._higher_order_ops import while_loop as loop
 
@@ -92,18 +116,18 @@ def while_loop() -> tuple[Any, ...]:
     return f, (torch.tensor(1), torch.randn(3))
 
 
-@program(dynamic=True)
+@program(grad=True, dynamic=True)
 def scan() -> tuple[Any, ...]:
     """A scan over the first dim that carries a sum."""
     from torch._higher_order_ops import scan as scan_
 
-    def f(init: torch.Tensor, xs: torch.Tensor) -> Any:
-        return scan_(lambda c, x: (c + x, c * x), init, xs, dim=0)
+    def f(xs: torch.Tensor, w: torch.Tensor) -> Any:
+        return scan_(lambda c, x: (c + x * w, c * x), xs[0] * 0, xs, dim=0)
 
-    return f, (torch.zeros(3), torch.randn(4, 3))
+    return f, *_rows_and_weight()
 
 
-@program(slow=True)
+@program(dynamic=True, frames=2, slow=True)
 def associative_scan() -> tuple[Any, ...]:
     """A cumulative sum as an associative scan."""
     from torch._higher_order_ops import associative_scan as scan_
@@ -111,18 +135,15 @@ def associative_scan() -> tuple[Any, ...]:
     def f(x: torch.Tensor) -> Any:
         return scan_(lambda a, b: a + b, x, 0, combine_mode="generic")
 
-    return f, (torch.randn(5, 2),)
+    return f, *of_sizes(lambda n: torch.randn(n, 2))
 
 
-@program()
+@program(grad=True, dynamic=True)
 def map_over_a_dim() -> tuple[Any, ...]:
     """A map over the first dim with an extra argument."""
     from torch._higher_order_ops.map import map as map_
 
-    return (lambda xs, y: map_(lambda x, y: x.sin() + y, xs, y)), (
-        torch.randn(4, 3),
-        torch.randn(3),
-    )
+    return (lambda xs, w: map_(lambda x, w: x.sin() * w, xs, w)), *_rows_and_weight()
 
 
 @program(grad=True, dynamic=True)
@@ -134,20 +155,28 @@ def checkpointing() -> tuple[Any, ...]:
     )
 
 
-@program(grad=True)
+def _keep_products(_ctx: Any, op: Any, *_args: Any, **_kwargs: Any) -> Any:
+    policy = torch.utils.checkpoint.CheckpointPolicy
+    return policy.MUST_SAVE if op is torch.ops.aten.mm.default else policy.PREFER_RECOMPUTE
+
+
+@program(grad=True, dynamic=True)
 def selective_checkpointing() -> tuple[Any, ...]:
-    """Selective activation checkpointing by a policy over operators."""
+    """Selective activation checkpointing by a list of operators and by a policy over them."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts as contexts
 
     m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     saved = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    chosen = [functools.partial(contexts, one) for one in (saved, _keep_products)]
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(
-            m, x, use_reentrant=False, context_fn=functools.partial(contexts, saved)
-        )
+        for context_fn in chosen:
+            x = torch.utils.checkpoint.checkpoint(
+                lambda x: m(x).exp(), x, use_reentrant=False, context_fn=context_fn
+            )
+        return x
 
-    return f, (torch.randn(2, 3),)
+    return f, *of_sizes(lambda n: torch.randn(n, 3))
 
 
 class _Clipped(torch.autograd.Function):
@@ -166,7 +195,9 @@ class _Clipped(torch.autograd.Function):
 @program(grad=True, dynamic=True)
 def autograd_function() -> tuple[Any, ...]:
     """An autograd.Function whose backward is not the derivative of its forward."""
-    return (lambda x: _Clipped.apply(x, 0.5).sum(0)), (torch.randn(2, 3, requires_grad=True),)
+    return (lambda x: _Clipped.apply(x, 0.5).sum(0)), *of_sizes(
+        lambda n: torch.randn(n, 3, requires_grad=True)
+    )
 
 
 @program(grad=True, ops=True)
@@ -192,22 +223,29 @@ def custom_op_dynamic_output() -> tuple[Any, ...]:
     return (lambda x: program_ops.positive(x) * 2), (torch.randn(6),)
 
 
-@program(grad=True)
+@program(grad=True, dynamic=True)
 def vmap() -> tuple[Any, ...]:
     """torch.vmap with several in_dims, chunked and nested."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
         inner = torch.vmap(torch.dot, in_dims=(None, 1))
-        return torch.vmap(inner, in_dims=(0, None))(x, y), torch.vmap(lambda a: a.sum() * a)(x)
+        outer = torch.vmap(lambda r: r.outer(r), randomness="error")
+        return (
+            torch.vmap(inner, in_dims=(0, None))(x, y),
+            torch.vmap(lambda a: a.sum() * a)(x),
+            outer(x),
+        )
 
-    return f, (torch.randn(4, 3), torch.randn(3, 5))
+    return f, *of_sizes(
+        lambda n: torch.randn(n, 2, requires_grad=True), lambda _: torch.randn(2, 4)
+    )
 
 
-@program()
+@program(grad=True, dynamic=True)
 def grad_transform() -> tuple[Any, ...]:
     """torch.func.grad and vjp inside the compiled function, per sample by vmap."""
 
-    def f(w: torch.Tensor, x: torch.Tensor) -> Any:
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
             return (x @ w).sin().sum()
 
@@ -215,10 +253,10 @@ def grad_transform() -> tuple[Any, ...]:
         value, pull = torch.func.vjp(lambda w: x @ w, w)
         return per_sample, value, pull(torch.ones_like(value))[0]
 
-    return f, (torch.randn(3), torch.randn(4, 3))
+    return f, *_rows_and_weight()
 
 
-@program(slow=True)
+@program(grad=True, dynamic=True, frames=2, slow=True)
 def jacobians() -> tuple[Any, ...]:
     """jacrev, jacfwd and a hessian."""
 
@@ -232,16 +270,18 @@ def jacobians() -> tuple[Any, ...]:
             torch.func.hessian(lambda x: g(x).sum())(x),
         )
 
-    return f, (torch.randn(3),)
+    return f, *of_sizes(lambda n: torch.randn(n, requires_grad=True))
 
 
-@program()
+@program(grad=True, dynamic=True)
 def forward_mode() -> tuple[Any, ...]:
     """A jvp inside the compiled function."""
-    return (lambda x, t: torch.func.jvp(torch.tanh, (x,), (t,))), (torch.randn(3), torch.randn(3))
+    return (lambda x, t: torch.func.jvp(torch.tanh, (x,), (t,))), *of_sizes(
+        lambda n: torch.randn(n, requires_grad=True), lambda n: torch.randn(n)
+    )
 
 
-@program()
+@program(grad=True, dynamic=True)
 def functional_call() -> tuple[Any, ...]:
     """An ensemble: functional_call over stacked parameters."""
     models = [nn.Linear(3, 2) for _ in range(3)]
@@ -253,7 +293,8 @@ def functional_call() -> tuple[Any, ...]:
 
         return torch.vmap(call)(params, buffers)
 
-    return f, ({k: v.detach() for k, v in params.items()}, torch.randn(4, 3))
+    weights = {k: v.detach().requires_grad_() for k, v in params.items()}
+    return f, *of_sizes(lambda _: weights, lambda n: torch.randn(n, 3), sizes=(4, 5))
 
 
 @program(grad=True)
@@ -339,7 +380,7 @@ class _Options:
     extra: tuple[int, ...] = (1, 2)
 
 
-@program()
+@program(dynamic=True)
 def structured_arguments() -> tuple[Any, ...]:
     """Named tuples, dataclasses, dicts with several key types, nested lists, sets and None."""
 
@@ -347,11 +388,16 @@ def structured_arguments() -> tuple[Any, ...]:
         y = p.x * p.scale + o.weight**o.power
         if none is None and o.name == "ünïcode" and 3 in d["set"]:
             y = y + d[0] + d["k"]["v"]
-        return {"y": y, "z": [items[0], (items[1][0] * 2,)]}
+        items[0].add_(1)
+        d["new"] = items[0] * 2
+        return {"y": y, "z": [items[0], (items[1][0] * 2,)]}, _Point(items[0], 2.0)
 
-    d = {0: torch.ones(3), "k": {"v": torch.randn(3)}, "set": {1, 3}}
-    items = [torch.randn(2), [torch.randn(1)]]
-    return f, (_Point(torch.randn(3), 0.5), _Options(torch.randn(3), "ünïcode"), d, items, None)
+    def arguments(n: int) -> tuple[Any, ...]:
+        d = {0: torch.ones(n), "k": {"v": torch.randn(n)}, "set": {1, 3}}
+        items = [torch.randn(2), [torch.randn(1)]]
+        return _Point(torch.randn(n), 0.5), _Options(torch.randn(n), "ünïcode"), d, items, None
+
+    return f, arguments(3), arguments(5)
 
 
 @program(grad=True)
@@ -414,15 +460,16 @@ def constants_folded() -> tuple[Any, ...]:
     return f, (torch.randn(3),)
 
 
-@program()
+@program(dynamic=True)
 def outputs_of_every_kind() -> tuple[Any, ...]:
-    """Outputs that are inputs, views of inputs, twice the same, constants and None."""
+    """Outputs that are inputs, views of inputs and results, twice the same, constants and None."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
         z = x + y
-        return x, x.t(), z, z, None, 3, "text", y[0], z[1:], z.detach()
+        views = (x.t(), x.view(-1), y[0], y.detach(), y.as_strided((2,), (1,)))
+        return x, views, z, z, None, 3, "text", z[1:], z.detach(), z.t(), z.chunk(2), z[0, 0], y
 
-    return f, (torch.randn(3, 3), torch.randn(3, 3))
+    return f, *of_sizes(lambda n: torch.randn(n, 3), lambda n: torch.randn(n, 3))
 
 
 @program(frames=0)
@@ -509,19 +556,24 @@ def adamw_capturable() -> tuple[Any, ...]:
 
 @program(grad=True, dynamic=True)
 def read_gradients() -> tuple[Any, ...]:
-    """A function that reads ``.grad`` of its arguments and changes them under no_grad."""
+    """A function that reads ``.grad`` of its arguments and changes both."""
 
-    def f(p: torch.Tensor) -> torch.Tensor:
+    def f(p: torch.Tensor) -> Any:
         with torch.no_grad():
             p.add_(p.grad, alpha=-0.1)
-            return p.grad * 2
+            y = p.grad * 2
+            p.grad.zero_()
+        return y, p.detach() + 1
 
-    p = torch.randn(3, requires_grad=True)
-    p.grad = torch.randn(3)
-    return f, (p,)
+    def with_gradient(n: int) -> torch.Tensor:
+        p = torch.randn(n, requires_grad=True)
+        p.grad = torch.randn(n)
+        return p
+
+    return f, *of_sizes(with_gradient)
 
 
-@program(grad=True, config={"trace_autograd_ops": True})
+@program(grad=True, dynamo={"trace_autograd_ops": True})
 def backward_inside() -> tuple[Any, ...]:
     """torch.autograd.grad inside the compiled function."""
 
@@ -533,20 +585,23 @@ def backward_inside() -> tuple[Any, ...]:
     return f, (torch.randn(3, requires_grad=True),)
 
 
-@program(grad=True)
+@program(grad=True, dynamic=True, frames=2)
 def flex_attention() -> tuple[Any, ...]:
     """Flex attention with a score function that closes over a tensor, and a causal mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     bias = torch.randn(2)
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
 
-    def f(q: torch.Tensor) -> torch.Tensor:
+    def f(q: torch.Tensor, mask: Any) -> torch.Tensor:
         return flex_attention(
-            q, q, q, score_mod=lambda s, b, h, i, j: s + bias[h] * (i - j), block_mask=mask
+            q, q * 2, q / 3, score_mod=lambda s, b, h, i, j: s + bias[h] * (i - j), block_mask=mask
         )
 
-    return (lambda q: f(q.detach())), (torch.randn(1, 2, 128, 16),)
+    return f, *of_sizes(
+        lambda n: torch.randn(1, 2, n, 16),
+        lambda n: create_block_mask(lambda b, h, q, k: q >= k, 1, 2, n, n, device="cpu"),
+        sizes=(128, 256),
+    )
 
 
 @program()
@@ -563,14 +618,16 @@ def deterministic() -> tuple[Any, ...]:
     return f, (torch.randn(4),)
 
 
-@program()
+@program(dynamic=True)
 def prints_and_asserts() -> tuple[Any, ...]:
-    """An assertion on data and torch._assert inside the graph."""
+    """An assertion on data, on a size and torch._assert inside the graph, and a region of a profile."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
         assert x.sum() < 100, "too large"
         torch._assert(x.dim() == 1, "a vector")
+        torch._assert(x.shape[0] > 0, "rows")
         torch._assert_async((x > -50).all(), "too small")
-        return x + 1
+        with torch.autograd.profiler.record_function("part"):
+            return x + 1
 
-    return f, (torch.randn(4),)
+    return f, *of_sizes(torch.randn)

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from program_zoo import program
+from program_zoo import of_sizes, program
 from torch import nn
 
 
-@program(dynamic=True)
+@program(dynamic=True, frames=2)
 def transposed() -> tuple[Any, ...]:
     """Inputs that are transposed, permuted and strided views, with an offset."""
-    x = torch.randn(4, 6, 5)
-    return (lambda a, b, c: (a @ b, c * 2)), (x[0].t(), x[1:].permute(0, 1, 2)[0], x[1::2, 2:, ::2])
+    calls = []
+    for n in (6, 8):
+        x = torch.randn(4, n, 5)
+        calls.append((x[0].t(), x[1:].permute(0, 1, 2)[0], x[1::2, 2:, ::2]))
+    return (lambda a, b, c: (a @ b, c * 2)), *calls
 
 
 @program(dynamic=True)
 def expanded() -> tuple[Any, ...]:
     """Inputs that are expanded: many elements on one place."""
-    return (lambda a, b: (a + b, a.sum(0))), (torch.randn(1, 5).expand(4, 5), torch.randn(5))
+    return (lambda a, b: (a + b, a.sum(0))), *of_sizes(
+        lambda n: torch.randn(1, 5).expand(n, 5), lambda _: torch.randn(5)
+    )
 
 
 @program(dynamic=False)
@@ -179,15 +184,18 @@ def metadata_in_place() -> tuple[Any, ...]:
     return f, (torch.randn(3, 4), torch.randn(3))
 
 
-@program()
+@program(dynamic=True, frames=2)
 def data_swapped() -> tuple[Any, ...]:
-    """An input that is given the data of another one."""
+    """Inputs that are given the data of another one."""
 
-    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a.set_(b)
-        return a * 2
+    def f(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        d = c.sin()
+        c.data = b
+        with torch.no_grad():
+            a.set_(b)
+        return a * 2, c + d
 
-    return f, (torch.randn(3), torch.randn(5))
+    return f, *of_sizes(lambda _: torch.randn(7), torch.randn, torch.randn)
 
 
 @program(frames=2)
@@ -214,34 +222,41 @@ def zero_dim() -> tuple[Any, ...]:
 @program(dynamic=True)
 def empty_inputs() -> tuple[Any, ...]:
     """Inputs without elements, in one dim and in all."""
-    return (lambda a, b, c: (a.sum(), torch.cat([b, b]), c.t())), (
-        torch.randn(0), torch.randn(3, 0), torch.randn(0, 4),
-    )  # fmt: skip
+    return (lambda a, b, c: (a.sum(), torch.cat([b, b]), c.t())), *of_sizes(
+        lambda _: torch.randn(0), lambda n: torch.randn(n, 0), lambda _: torch.randn(0, 4)
+    )
 
 
 @program(dynamic=True)
 def zero_bytes() -> tuple[Any, ...]:
     """An input whose storage was given back, as FSDP does; it is not read."""
-    x = torch.randn(3, 4)
-    x.untyped_storage().resize_(0)
-    return (lambda x, y: y + x.shape[0]), (x, torch.randn(3))
+
+    def empty(n: int) -> torch.Tensor:
+        x = torch.randn(n, 4)
+        x.untyped_storage().resize_(0)
+        return x
+
+    return (lambda x, y: y + x.shape[0]), *of_sizes(empty, lambda _: torch.randn(3))
 
 
 @program(dynamic=True)
 def channels_last() -> tuple[Any, ...]:
     """Channels-last inputs with symbolic sizes, and a size of one."""
-    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    y = torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last)
-    return (lambda x, y: (x * y).contiguous(memory_format=torch.channels_last) + 1), (x, y)
+    last = torch.channels_last
+    return (lambda x, y: (x * y).contiguous(memory_format=last) + 1), *of_sizes(
+        lambda n: torch.randn(2, 3, n, 5).to(memory_format=last),
+        lambda n: torch.randn(2, 1, n, 5).to(memory_format=last),
+    )
 
 
 @program(dynamic=True)
 def huge_strides() -> tuple[Any, ...]:
     """as_strided views with gaps, overlaps and an offset."""
     x = torch.randn(100)
-    return (lambda a, b: a.sum(0) + b[0]), (
-        x.as_strided((3, 4), (20, 2), 5),
-        x.as_strided((5, 4), (1, 1), 10),
+    return (lambda a, b: a.sum(0) + b[0]), *of_sizes(
+        lambda n: x.as_strided((3, n), (20, 2), 5),
+        lambda n: x.as_strided((5, n), (1, 1), 10),
+        sizes=(4, 6),
     )
 
 
@@ -249,7 +264,9 @@ def huge_strides() -> tuple[Any, ...]:
 def part_of_a_storage() -> tuple[Any, ...]:
     """Inputs on a storage that is larger than they are, without a base."""
     x = torch.randn(10, 10)
-    return (lambda a, b: a + b), (x[2:5, 1:4].detach(), x.data[4:7, 0:3])
+    return (lambda a, b: a + b), *of_sizes(
+        lambda n: x[2 : n + 2, 1:4].detach(), lambda n: x.data[4 : n + 4, 0:3], sizes=(4, 6)
+    )
 
 
 @program(dynamic=True, slow=True)

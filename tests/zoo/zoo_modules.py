@@ -6,31 +6,33 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from program_zoo import program
+from program_zoo import of_sizes, program
 from torch import nn
 
 _RNN = {"allow_rnn": True}
 
 
-@program(grad=True, config=_RNN, backend="eager", compiled="eager")
+@program(grad=True, dynamo=_RNN, backend="eager", compiled="eager")
 def lstm() -> tuple[Any, ...]:
     """A two-layer bidirectional LSTM with gradients (which torch's aot_eager cannot take)."""
     return nn.LSTM(4, 3, num_layers=2, bidirectional=True), (torch.randn(5, 2, 4),)
 
 
-@program(config=_RNN, slow=True)
+@program(dynamo=_RNN, dynamic=True, slow=True)
 def lstm_inference() -> tuple[Any, ...]:
     """A two-layer LSTM with projections in inference."""
-    return nn.LSTM(4, 3, num_layers=2, proj_size=2).eval(), (torch.randn(5, 2, 4),)
+    module = nn.LSTM(4, 3, num_layers=2, proj_size=2).eval()
+    return module, *of_sizes(lambda n: torch.randn(5, n, 4))
 
 
-@program(grad=True, config=_RNN, dynamic=True, slow=True)
+@program(grad=True, dynamo=_RNN, dynamic=True, slow=True)
 def gru() -> tuple[Any, ...]:
     """A GRU with a hidden state that is passed in."""
-    return nn.GRU(4, 3, batch_first=True), (torch.randn(2, 5, 4), torch.randn(1, 2, 3))
+    module = nn.GRU(4, 3, batch_first=True, bidirectional=True)
+    return module, *of_sizes(lambda n: torch.randn(n, 5, 4), lambda n: torch.randn(2, n, 3))
 
 
-@program(config=_RNN)
+@program(dynamo=_RNN)
 def rnn_cell() -> tuple[Any, ...]:
     """A cell applied in a Python loop that Dynamo unrolls."""
     cell = nn.LSTMCell(4, 3)
@@ -48,8 +50,10 @@ def rnn_cell() -> tuple[Any, ...]:
 def multihead_attention() -> tuple[Any, ...]:
     """Attention with weights returned and a key padding mask."""
     m = nn.MultiheadAttention(8, 2, batch_first=True)
-    mask = torch.tensor([[False, False, True], [False, True, True]])
-    return (lambda x, mask: m(x, x, x, key_padding_mask=mask)), (torch.randn(2, 3, 8), mask)
+    mask = torch.tensor([[False, False, True]])
+    return (lambda x, mask: m(x, x, x, key_padding_mask=mask)), *of_sizes(
+        lambda n: torch.randn(n, 3, 8), lambda n: mask.repeat(n, 1)
+    )
 
 
 @program()
@@ -65,14 +69,17 @@ def encoder_fast_path() -> tuple[Any, ...]:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (torch.randn(2, 3, 8),)
 
 
-@program(grad=True, slow=True)
+@program(grad=True, dynamic=True, slow=True)
 def transformer() -> tuple[Any, ...]:
-    """Encoder and decoder with causal mask, in training without dropout."""
+    """Encoder and decoder with a causal mask of a symbolic size, in training without dropout."""
     m = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
-    mask = nn.Transformer.generate_square_subsequent_mask(4)
-    return (lambda s, t: m(s, t, tgt_mask=mask, tgt_is_causal=True)), (
-        torch.randn(2, 3, 8),
-        torch.randn(2, 4, 8),
+
+    def f(s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(t.shape[1])
+        return m(s, t, tgt_mask=mask, tgt_is_causal=True)
+
+    return f, *of_sizes(
+        lambda n: torch.randn(n - 1, n, 8), lambda n: torch.randn(n - 1, n + 1, 8), sizes=(3, 5)
     )
 
 
@@ -289,13 +296,13 @@ def deep_sequential() -> tuple[Any, ...]:
     return m, (torch.randn(2, 3),)
 
 
-@program(grad=True)
+@program(grad=True, dynamic=True)
 def module_hooks() -> tuple[Any, ...]:
     """Forward hooks and pre-hooks that change what a module gets and gives."""
     m = nn.Linear(3, 3)
     m.register_forward_pre_hook(lambda _m, args: (args[0] * 2,))
     m.register_forward_hook(lambda _m, _args, out: out.relu())
-    return m, (torch.randn(2, 3),)
+    return m, *of_sizes(lambda n: torch.randn(n, 3), sizes=(2, 4))
 
 
 @program()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from program_zoo import program
+from program_zoo import of_sizes, program
+from torch._dynamo import decorators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DATA = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 
@@ -45,67 +49,86 @@ def automatic_dynamic_scalars() -> tuple[Any, ...]:
     return (lambda x, n, y: x * n + y), (torch.ones(3), 4, 0.5), (torch.ones(3), 7, 1.5)
 
 
+def _marked(mark: Callable[..., None], *sizes: tuple[int, ...], **how: Any) -> list[torch.Tensor]:
+    """Tensors of these sizes whose first dim is marked."""
+    found = [torch.randn(size) for size in sizes]
+    for x in found:
+        mark(x, 0, **how)
+    return found
+
+
 @program()
 def mark_dynamic() -> tuple[Any, ...]:
-    """mark_dynamic with a range, and one with a hint of its own."""
-    x, y = torch.randn(8, 4), torch.randn(6, 4)
-    torch._dynamo.mark_dynamic(x, 0, min=4, max=64)
-    torch._dynamo.mark_dynamic(y, 0)
-    return (lambda x, y: (x * 2, y.sum(0) * y.shape[0])), (x, y)
+    """mark_dynamic with a range, and without one."""
+    sizes = ((8, 4), (6, 4), (9, 4))
+    xs = _marked(decorators.mark_dynamic, *sizes, min=4, max=64)
+    ys = _marked(decorators.mark_dynamic, *reversed(sizes))
+    return (lambda x, y: (x * 2, y.sum(0) * y.shape[0])), *zip(xs, ys, strict=True)
 
 
-@program()
+@program(frames=2)
 def maybe_mark_dynamic() -> tuple[Any, ...]:
     """maybe_mark_dynamic on a dim that is specialized in the end."""
-    x = torch.randn(8, 4)
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    return (lambda x: x * 2 if x.shape[0] == 8 else x), (x,)
+    xs = _marked(decorators.maybe_mark_dynamic, (8, 4), (6, 4), (5, 4))
+    return (lambda x: x * 2 if x.shape[0] == 8 else x + x.shape[0]), *((x,) for x in xs)
 
 
-@program(dynamic=True)
+@program(dynamic=True, frames=2)
 def mark_static() -> tuple[Any, ...]:
     """mark_static on one dim of a dynamic frame."""
-    x = torch.randn(8, 4)
-    torch._dynamo.mark_static(x, 0)
-    return (lambda x: x.view(-1) * x.shape[0]), (x,)
+    xs = _marked(decorators.mark_static, (8, 4), (8, 5), (6, 5))
+    return (lambda x: x.view(-1) * x.shape[0]), *((x,) for x in xs)
+
+
+def _unbacked(**how: Any) -> list[tuple[torch.Tensor, ...]]:
+    sizes = ((8, 4), (5, 4), (60, 4))
+    xs, ys = (_marked(decorators.mark_unbacked, *sizes, **how) for _ in range(2))
+    return [*zip(xs, ys, strict=True)]
 
 
 @program()
 def mark_unbacked() -> tuple[Any, ...]:
-    """mark_unbacked: a size without a hint, with a check."""
-    x = torch.randn(8, 4)
-    torch._dynamo.decorators.mark_unbacked(x, 0)
+    """mark_unbacked: sizes without a hint, with checks and bounds."""
 
-    def f(x: torch.Tensor) -> torch.Tensor:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         torch._check(x.shape[0] > 3)
-        return x.sum(0) + x.shape[0]
+        return x.sum(0) + x.shape[0] + x.new_zeros(y.shape[0]).sum()
 
-    return f, (x,)
+    return f, *_unbacked(min=2, max=60)
 
 
 @program()
 def mark_unbacked_shared() -> tuple[Any, ...]:
     """Two unbacked sizes that are equal by a check."""
-    x, y = torch.randn(8, 4), torch.randn(8, 4)
-    torch._dynamo.decorators.mark_unbacked(x, 0)
-    torch._dynamo.decorators.mark_unbacked(y, 0)
 
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         torch._check(x.shape[0] == y.shape[0])
         return x + y
 
-    return f, (x, y)
+    return f, *_unbacked()
 
 
-@program()
+@program(grad=True)
+def mark_unbacked_of_one_shape() -> tuple[Any, ...]:
+    """Two unbacked sizes of one name, which have a hint of their own."""
+    return (lambda x, y: (x + y, x.sum(0))), *_unbacked(shape_id="rows", hint_override=8)
+
+
+@program(dynamic=True)
 def static_address() -> tuple[Any, ...]:
-    """An input whose address is static, as CUDA graphs want it."""
-    x = torch.randn(3)
+    """Inputs whose address is static, as CUDA graphs want it; one is changed."""
+    x, state = torch.randn(3), torch.zeros(3)
     torch._dynamo.mark_static_address(x)
-    return (lambda x: x * 2), (x,)
+    torch._dynamo.mark_static_address(state, guard=False)
+
+    def f(x: torch.Tensor, state: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        state.add_(y.sum())
+        return x * 2 * state * y
+
+    return f, *of_sizes(lambda _: x, lambda _: state, lambda n: torch.randn(n, 1))
 
 
-@program(config=_DATA)
+@program(grad=True, dynamo=_DATA, dynamic=True)
 def item_with_checks() -> tuple[Any, ...]:
     """A size read from data, with bounds by torch._check."""
 
@@ -115,10 +138,10 @@ def item_with_checks() -> tuple[Any, ...]:
         torch._check(k <= x.shape[0])
         return x[:k].sum(), torch.ones(k), x.narrow(0, 0, k)
 
-    return f, (torch.randn(8), torch.tensor(3))
+    return f, *of_sizes(lambda n: torch.randn(n + 5, requires_grad=True), torch.tensor)
 
 
-@program(config=_DATA, dynamic=True)
+@program(grad=True, dynamo=_DATA, dynamic=True)
 def tolist() -> tuple[Any, ...]:
     """Split sizes read from data, whose sum is checked."""
 
@@ -130,20 +153,24 @@ def tolist() -> tuple[Any, ...]:
         torch._check(a + b + c == x.shape[0])
         return torch.split(x, [a, b, c])
 
-    return f, (torch.randn(8), torch.tensor([3, 1, 4]))
+    return f, *of_sizes(
+        lambda n: torch.randn(n + 5, requires_grad=True), lambda n: torch.tensor([n, 5, 0])
+    )
 
 
-@program(config=_DATA)
+@program(grad=True, dynamo=_DATA)
 def float_item() -> tuple[Any, ...]:
     """A float and a bool read from data."""
 
     def f(x: torch.Tensor, s: torch.Tensor, b: torch.Tensor) -> Any:
-        return x * s.item() + 1, torch.full((2,), s.item()), x + b.item()
+        a = s.item()
+        return x * a + a**2 + 1, torch.full((2,), a), x + b.item()
 
-    return f, (torch.randn(3), torch.tensor(2.5), torch.tensor(True))
+    x = torch.randn(3, requires_grad=True)
+    return f, *((x, torch.tensor(a), torch.tensor(a > 2)) for a in (2.5, 1.5))
 
 
-@program(config=_DATA, dynamic=True)
+@program(dynamo=_DATA, dynamic=True)
 def item_equals_input_size() -> tuple[Any, ...]:
     """A data-dependent size that is proven to be an input's size."""
 
@@ -155,7 +182,7 @@ def item_equals_input_size() -> tuple[Any, ...]:
     return f, (torch.randn(5), torch.tensor(5))
 
 
-@program(config=_DATA)
+@program(dynamo=_DATA)
 def nonzero_arithmetic() -> tuple[Any, ...]:
     """Arithmetic on a data-dependent size: views, padding, a loop over symbols."""
 
@@ -189,18 +216,21 @@ def odd_floats() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@program(dynamic=True)
+@program(grad=True, dynamic=True, frames=5)
 def float_arguments() -> tuple[Any, ...]:
-    """Floats as symbols: in tensor arithmetic, in Python arithmetic, in a comparison."""
+    """Floats as symbols: in tensor arithmetic, in Python arithmetic, in a comparison, made constant."""
 
     def f(x: torch.Tensor, a: float, b: float) -> torch.Tensor:
         scale = a * 2 + b**2
-        return x * scale if a > 0.25 else x - scale
+        y = x * scale + torch.full((3,), a) if a > 0.25 else x - scale
+        return y**b if b > 1 else torch.dropout(y * int(b), p=b, train=False)
 
-    return f, (torch.ones(3), 0.5, 1.5)
+    x = torch.ones(3, requires_grad=True)
+    pairs = ((0.5, 1.5), (0.75, 2.5), (float("inf"), 1.5), (float("nan"), 2.5), (0.0, 0.5))
+    return f, *((x, a, b) for a, b in pairs)
 
 
-@program()
+@program(dynamic=False)
 def bool_none_and_str() -> tuple[Any, ...]:
     """Bools, strings, None, bytes, enums and ranges steer the trace and leave no input."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from program_zoo import program
+from program_zoo import of_sizes, program
 
 
 @program(grad=True, dynamic=True, slow=True)
@@ -73,7 +73,7 @@ def sorting() -> tuple[Any, ...]:
     return f, (torch.randn(3, 6),)
 
 
-@program(config={"capture_dynamic_output_shape_ops": True})
+@program(grad=True, dynamo={"capture_dynamic_output_shape_ops": True}, dynamic=True)
 def nonzero() -> tuple[Any, ...]:
     """The positions of what is not zero, whose number depends on the data."""
 
@@ -81,10 +81,10 @@ def nonzero() -> tuple[Any, ...]:
         i = x.nonzero()
         return i * 2, x[x > 0].sum()
 
-    return f, (torch.randn(4, 3).relu(),)
+    return f, *of_sizes(lambda n: torch.randn(n, 2).relu().requires_grad_())
 
 
-@program(config={"capture_dynamic_output_shape_ops": True}, dynamic=True)
+@program(dynamo={"capture_dynamic_output_shape_ops": True}, dynamic=True)
 def unique() -> tuple[Any, ...]:
     """Distinct values with inverse and counts, masked_select and repeat_interleave."""
 
@@ -93,7 +93,7 @@ def unique() -> tuple[Any, ...]:
         torch._check(values.shape[0] <= x.numel())
         return values, inverse, counts, x.masked_select(x > 1), x[0].repeat_interleave(x[0])
 
-    return f, (torch.tensor([[1, 2, 2], [3, 1, 0]]),)
+    return f, *of_sizes(lambda n: torch.tensor([[1, 2, 2], [3, n, 0]]))
 
 
 @program(grad=True)
@@ -161,7 +161,10 @@ def half_floats() -> tuple[Any, ...]:
     def f(a: torch.Tensor, b: torch.Tensor) -> Any:
         return a @ a.mT, (a + b).double(), torch.finfo(b.dtype).max * b
 
-    return f, (torch.randn(3, 4, dtype=torch.bfloat16), torch.randn(3, 4, dtype=torch.float16))
+    return f, *of_sizes(
+        lambda n: torch.randn(n, 4, dtype=torch.bfloat16),
+        lambda n: torch.randn(n, 4, dtype=torch.float16),
+    )
 
 
 @program()

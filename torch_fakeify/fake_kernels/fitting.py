@@ -7,6 +7,7 @@ number of dims, whether an argument is ``None``), and each part has a formula of
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from functools import cached_property
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
@@ -399,28 +400,20 @@ def _fit_layout(values: list[TensorFacts], group: _Group) -> Any:
         if order is not None:
             candidates.append(fk.Ordered(order))
     candidates += [fk.GivenStrides(fk.Numbers(name)) for name in group.lists]
-    for part in candidates:
-        if _has_strides(part, values, group):
-            return part
-    return None
-
-
-def _has_strides(part: Any, values: list[TensorFacts], group: _Group) -> bool:
-    for value, row in zip(values, group.rows, strict=True):
-        try:
-            strides = row.strides(part, value.size)
-        except NoValueError:
-            return False
-        if not is_same_strides(value.size, strides, value.stride):
-            return False
-    return True
+    return _first(
+        candidates,
+        lambda part, row, value: is_same_strides(
+            value.size, row.strides(part, value.size), value.stride
+        ),
+        values,
+        group,
+    )
 
 
 def _order(values: list[TensorFacts]) -> tuple[int, ...] | None:
     """Return the order of dims in memory of the tensor with most dims larger than 1."""
     best = max(
-        values,
-        key=lambda value: sum(n > 1 for n in value.size) if 0 not in value.size else -1,
+        values, key=lambda value: sum(n > 1 for n in value.size) if 0 not in value.size else -1
     )
     if 0 in best.size:
         return None
@@ -451,9 +444,9 @@ def _fit_dtype(targets: list[str], group: _Group) -> Any:
     candidates += [
         fk.Floating(part) for part in candidates if not isinstance(part, fk.ConstantDtype)
     ]
-    for part in candidates:
-        if _all(lambda row, part=part: row.dtype(part), targets, group):
-            return part
+    found = _first(candidates, lambda part, row, dtype: row.dtype(part) == dtype, targets, group)
+    if found is not None:
+        return found
     for of in tensors:
         table: dict[str, str] = {}
         for row, target in zip(group.rows, targets, strict=True):
@@ -465,16 +458,19 @@ def _fit_dtype(targets: list[str], group: _Group) -> Any:
 
 
 def _fit_device(targets: list[str], group: _Group) -> Any:
-    candidates: list[Any] = [fk.DeviceOf(of) for of in group.tensors]
-    candidates.append(fk.ConstantDevice(targets[0]))
+    candidates = [*map(fk.DeviceOf, group.tensors), fk.ConstantDevice(targets[0])]
+    return _first(candidates, lambda part, row, device: row.device(part) == device, targets, group)
+
+
+def _first(
+    candidates: Iterable[Any],
+    is_right: Callable[[Any, Evaluation, Any], bool],
+    targets: Sequence[Any],
+    group: _Group,
+) -> Any:
+    """Return the first part that is right in all rows; ``None`` if none is."""
     for part in candidates:
-        if _all(lambda row, part=part: row.device(part), targets, group):
-            return part
+        with suppress(NoValueError):
+            if all(is_right(part, *each) for each in zip(group.rows, targets, strict=True)):
+                return part
     return None
-
-
-def _all(value: Callable[[Evaluation], Any], targets: list[Any], group: _Group) -> bool:
-    try:
-        return all(value(row) == target for row, target in zip(group.rows, targets, strict=True))
-    except NoValueError:
-        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .program import ints, program, rows
+from .program import checked, in_order, ints, program, rows
 
 
 @program(lambda: [(rows(8), ints(3, 5)), (rows(8), ints(8, 0))], lambda: (rows(8), ints(4, 5)))
@@ -34,8 +34,7 @@ def tokens_of_three_experts(x, counts):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(20))], lambda: (rows(8), ints(-1)))
 def capacity_of_an_expert(x, n):
     """A capacity bounds the tokens that are taken."""
-    count = n.item()
-    torch._check(count >= 0)
+    count = checked(n)
     taken = min(count, 4)
     return x.narrow(0, 0, taken) + 1 if taken <= 4 else x
 
@@ -43,8 +42,7 @@ def capacity_of_an_expert(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(9))], lambda: (rows(8), ints(-1)))
 def capacity_rounded_up(x, n):
     """A capacity that is rounded up to a multiple is at least the count, and less than one more."""
-    count = n.item()
-    torch._check(count >= 0)
+    count = checked(n)
     capacity = (count + 7) // 8 * 8
     if capacity >= count and capacity < count + 8 and capacity % 4 == 0:
         return x + 1
@@ -56,11 +54,7 @@ def capacity_rounded_up(x, n):
 )
 def offsets_of_two_rows(x, offsets):
     """Offsets in order give lengths that are not negative."""
-    a, b, c = offsets.tolist()
-    torch._check(a >= 0)
-    torch._check(a <= b)
-    torch._check(b <= c)
-    torch._check(c <= x.shape[0])
+    a, b, c = in_order(offsets, x.shape[0])
     if b - a >= 0 and c - b >= 0 and b <= x.shape[0]:
         return x.narrow(0, a, b - a).sum(0) + x.narrow(0, b, c - b).sum(0) * 2
     return x.sum(0)
@@ -69,10 +63,7 @@ def offsets_of_two_rows(x, offsets):
 @program(lambda: [(rows(8), ints(2, 5)), (rows(8), ints(0, 8))], lambda: (rows(8), ints(5, 2)))
 def row_of_a_jagged_batch(x, bounds):
     """One row of a jagged batch, padded to the longest."""
-    start, end = bounds.tolist()
-    torch._check(start >= 0)
-    torch._check(start <= end)
-    torch._check(end <= x.shape[0])
+    start, end = in_order(bounds, x.shape[0])
     length = end - start
     if length <= x.shape[0]:
         part = x.narrow(0, start, length)
@@ -83,9 +74,7 @@ def row_of_a_jagged_batch(x, bounds):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def causal_window(x, n):
     """A window of the last positions."""
-    length = n.item()
-    torch._check(length >= 1)
-    torch._check(length <= x.shape[0])
+    length = checked(n, least=1, most=x.shape[0])
     start = max(length - 4, 0)
     if start <= length and length - start <= 4:
         return x.narrow(0, start, length - start).sum(0)
@@ -95,9 +84,7 @@ def causal_window(x, n):
 @program(lambda: [(rows(16), ints(5)), (rows(16), ints(16))], lambda: (rows(16), ints(17)))
 def pages_of_a_cache(x, n):
     """The pages of a length cover it, and fit a cache of whole pages."""
-    length = n.item()
-    torch._check(length >= 0)
-    torch._check(length <= 16)
+    length = checked(n, most=16)
     pages = (length + 3) // 4
     if pages <= 4 and pages * 4 >= length:
         return x.narrow(0, 0, pages * 4).view(-1, 4, x.shape[1]).sum(1)
@@ -107,8 +94,7 @@ def pages_of_a_cache(x, n):
 @program(lambda: [(rows(16), ints(5)), (rows(16), ints(15))], lambda: (rows(16), ints(16)))
 def slot_of_a_page(x, n):
     """Page and slot of a position are in the cache."""
-    position = n.item()
-    torch._check(position >= 0)
+    position = checked(n)
     torch._check(position < 16)
     page, slot = position // 4, position % 4
     if page < 4 and slot < 4 and page * 4 + slot == position:
@@ -119,8 +105,7 @@ def slot_of_a_page(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(7))], lambda: (rows(8), ints(8)))
 def append_to_a_cache(x, n):
     """There is room for one more."""
-    used = n.item()
-    torch._check(used >= 0)
+    used = checked(n)
     torch._check(used < x.shape[0])
     after = used + 1
     if after <= x.shape[0]:
@@ -131,9 +116,7 @@ def append_to_a_cache(x, n):
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(4))], lambda: (rows(8), ints(5)))
 def beams(x, n):
     """Twice as many candidates as beams."""
-    beams = n.item()
-    torch._check(beams >= 1)
-    torch._check(beams <= 4)
+    beams = checked(n, least=1, most=4)
     if 2 * beams <= 8:
         values, _ = torch.topk(x.reshape(-1), 2 * beams)
         return values.narrow(0, 0, beams)
@@ -164,10 +147,7 @@ def embedding_bag(x, offsets, indices):
 )
 def one_bag(x, bounds, indices):
     """One bag of rows."""
-    start, end = bounds.tolist()
-    torch._check(start >= 0)
-    torch._check(start <= end)
-    torch._check(end <= indices.shape[0])
+    start, end = in_order(bounds, indices.shape[0])
     if end - start <= indices.shape[0]:
         return x[indices.narrow(0, start, end - start)].sum(0)
     return x.sum(0)
@@ -189,9 +169,7 @@ def draft_and_accepted(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(6))], lambda: (rows(8), ints(7)))
 def groups_of_three(x, n):
     """Whole groups of a number of rows."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     torch._check(u % 3 == 0)
     if 3 * (u // 3) == u and u // 3 <= x.shape[0]:
         return x.narrow(0, 0, u).view(u // 3, 3, x.shape[1]).amax(1)
@@ -201,8 +179,7 @@ def groups_of_three(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(6))], lambda: (rows(8), ints(-1)))
 def blocks_of_sixteen(x, n):
     """A grid of blocks covers a number of rows."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     blocks = (u + 15) // 16
     if blocks * 16 >= u and (blocks - 1) * 16 <= u:
         return x + blocks

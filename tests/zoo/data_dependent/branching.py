@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .program import ints, program, rows
+from .program import checked, in_order, ints, program, rows
 
 
 def _two(*pairs: tuple[int, int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -76,8 +76,7 @@ def minimum_at_most(x, n):
 @program(lambda: _one(0, 2, 4), lambda: (rows(8), ints(5)))
 def half_of_a_size(x, n):
     """``2 * u <= s`` and ``u >= 0`` give ``u <= s``."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     torch._check(2 * u <= x.shape[0])
     return x + 1 if u <= x.shape[0] else x - 1
 
@@ -95,10 +94,7 @@ def sum_fits(x, n):
 @program(lambda: _two((2, 6), (3, 8)), lambda: (rows(8), ints(2, 9)))
 def middle_of_two(x, n):
     """The middle of two numbers is between them."""
-    low, high = n.tolist()
-    torch._check(low >= 0)
-    torch._check(low <= high)
-    torch._check(high <= x.shape[0])
+    low, high = in_order(n, x.shape[0])
     middle = (low + high) // 2
     if middle >= low and middle <= high:
         return x + 1
@@ -116,16 +112,14 @@ def halves_make_the_whole(x, n):
 @program(lambda: _one(3, 8, 9), lambda: (rows(8), ints(-2)))
 def quotient_is_smaller(x, n):
     """A quotient is at most the number."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     return x + 1 if u // 3 <= u else x - 1
 
 
 @program(lambda: _one(3, 8, 12), lambda: (rows(8), ints(20)))
 def quotient_of_a_bound(x, n):
     """A bound of a number bounds its quotient."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     torch._check(u < 16)
     return x + 1 if u // 4 < 4 else x - 1
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .program import ints, program, rows
+from .program import checked, in_order, ints, program, rows
 
 
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def cat_of_the_parts(x, n):
     """Both parts together are as long as the whole."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     joined = torch.cat([x.narrow(0, u, x.shape[0] - u), x.narrow(0, 0, u)])
     return joined + x if joined.shape[0] == x.shape[0] else joined
 
@@ -32,9 +30,7 @@ def cat_of_two(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def pad_to_the_size(x, n):
     """Zeros up to the size of the whole."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     missing = x.shape[0] - u
     if missing >= 0:
         return F.pad(x.narrow(0, 0, u), (0, 0, 0, missing))
@@ -44,19 +40,14 @@ def pad_to_the_size(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def zeros_of_the_rest(x, n):
     """New rows for what is missing."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     return torch.cat([x.narrow(0, 0, u), x.new_zeros(x.shape[0] - u, x.shape[1])])
 
 
 @program(lambda: [(rows(8), ints(3, 4)), (rows(8), ints(8, 8))], lambda: (rows(8), ints(9, 9)))
 def add_equal_parts(x, n):
     """Two parts of one length."""
-    u, v = n.tolist()
-    torch._check(u >= 0)
-    torch._check(u <= v)
-    torch._check(v <= x.shape[0])
+    u, _ = in_order(n, x.shape[0])
     if u <= x.shape[0]:
         return x.narrow(0, 0, u) + x.narrow(0, x.shape[0] - u, u)
     return x
@@ -65,17 +56,14 @@ def add_equal_parts(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(-1)))
 def zeros_and_ones(x, n):
     """Two new tensors of one length."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     return torch.zeros(u) + torch.ones(u) + x.sum()
 
 
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(6))], lambda: (rows(8), ints(9)))
 def write_into_a_buffer(x, n):
     """A part is written over the first rows of a buffer."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     buffer = torch.zeros_like(x)
     if u <= buffer.shape[0]:
         buffer.narrow(0, 0, u).copy_(x.narrow(0, 0, u))
@@ -85,8 +73,7 @@ def write_into_a_buffer(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(6))], lambda: (rows(8), ints(-1)))
 def repeat_rows(x, n):
     """A repeated row is as long as the number says."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     repeated = x[0].expand(u, x.shape[1])
     return repeated + 1 if repeated.shape[0] * 2 >= repeated.shape[0] else repeated
 
@@ -108,8 +95,7 @@ def cat_of_three(x, n):
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(7))], lambda: (rows(8), ints(9)))
 def roll_by_a_number(x, n):
     """A rotation by parts."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     torch._check(u < x.shape[0])
     rest = x.shape[0] - u
     if rest >= 1:

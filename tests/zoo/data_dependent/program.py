@@ -27,8 +27,7 @@ class Program(NamedTuple):
 
 
 def program(
-    inputs: Callable[[], list[tuple[Any, ...]]],
-    wrong: Callable[[], tuple[Any, ...]] | None = None,
+    inputs: Callable[[], list[tuple[Any, ...]]], wrong: Callable[[], tuple[Any, ...]] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that registers a function as a program."""
 
@@ -40,6 +39,23 @@ def program(
         return function
 
     return register
+
+
+def checked(n: torch.Tensor, *, least: int = 0, most: Any = None) -> Any:
+    """Return a number from data that is checked to be between two others."""
+    number = n.item()
+    torch._check(number >= least)
+    if most is not None:
+        torch._check(number <= most)
+    return number
+
+
+def in_order(n: torch.Tensor, most: Any) -> Any:
+    """Return numbers from data that are checked to rise from 0 to another number."""
+    numbers = n.tolist()
+    for low, high in zip([0, *numbers], [*numbers, most], strict=True):
+        torch._check(low <= high)
+    return numbers
 
 
 def ints(*values: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .program import ints, program, rows
+from .program import checked, ints, program, rows
 
 
 def _masked() -> list[tuple[torch.Tensor]]:
@@ -122,9 +122,7 @@ def clamped_in_a_tensor(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def topk_of_a_number(x, n):
     """The largest few, by a number of them."""
-    k = n.item()
-    torch._check(k >= 0)
-    torch._check(k <= x.shape[0])
+    k = checked(n, most=x.shape[0])
     values, at = torch.topk(x[:, 0], k)
     return values + at if values.shape[0] <= x.shape[0] else values
 
@@ -133,9 +131,7 @@ def topk_of_a_number(x, n):
 def topk_of_the_nonzeros(x, n):
     """The largest few of what a mask selects."""
     chosen = torch.masked_select(x, x > 0)
-    k = n.item()
-    torch._check(k >= 0)
-    torch._check(k <= chosen.shape[0])
+    k = checked(n, most=chosen.shape[0])
     values, _ = torch.topk(chosen, k)
     return values if k <= x.numel() else values * 2
 

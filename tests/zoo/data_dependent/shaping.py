@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .program import ints, program, rows
+from .program import checked, ints, program, rows
 
 
 @program(lambda: [(rows(8), ints(4)), (rows(8), ints(8))], lambda: (rows(8), ints(6)))
 def view_in_fours(x, n):
     """A view with -1 of a part whose length is a multiple."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     torch._check(u % 4 == 0)
     return x.narrow(0, 0, u).view(-1, 4, x.shape[1]) + 1
 
@@ -20,9 +18,7 @@ def view_in_fours(x, n):
 @program(lambda: [(rows(16), ints(8)), (rows(16), ints(16))], lambda: (rows(16), ints(12)))
 def view_in_twos_of_eights(x, n):
     """A multiple of 8 in pairs."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     torch._check(u % 8 == 0)
     part = x.narrow(0, 0, u)
     return part.view(u // 2, 2, x.shape[1]).sum(1) if u % 2 == 0 else part
@@ -41,9 +37,7 @@ def view_by_two_numbers(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(6))], lambda: (rows(8), ints(9)))
 def flatten_a_part(x, n):
     """A part as a vector."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     flat = x.narrow(0, 0, u).reshape(-1)
     return flat + 1 if flat.shape[0] == u * x.shape[1] else flat
 
@@ -51,9 +45,7 @@ def flatten_a_part(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(6))], lambda: (rows(8), ints(9)))
 def product_with_its_transpose(x, n):
     """A matrix product of a part with its transpose."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     part = x.narrow(0, 0, u)
     return part @ part.t()
 
@@ -72,9 +64,7 @@ def outer_sum(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def mask_of_a_length(x, n):
     """A mask over positions before a number."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     positions = torch.arange(x.shape[0])
     return x * (positions < u)[:, None]
 
@@ -82,9 +72,7 @@ def mask_of_a_length(x, n):
 @program(lambda: [(rows(8), ints(4)), (rows(8), ints(8))], lambda: (rows(8), ints(7)))
 def halves_of_an_even_part(x, n):
     """The halves of an even number of rows are equally long."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     torch._check(u % 2 == 0)
     half = u // 2
     if half == u - half:
@@ -95,9 +83,7 @@ def halves_of_an_even_part(x, n):
 @program(lambda: [(rows(8), ints(4)), (rows(8), ints(8))], lambda: (rows(8), ints(7)))
 def unfold_in_windows(x, n):
     """The number of windows is at least one."""
-    u = n.item()
-    torch._check(u >= 4)
-    torch._check(u <= x.shape[0])
+    u = checked(n, least=4, most=x.shape[0])
     torch._check(u % 4 == 0)
     windows = (u - 4) // 4 + 1
     if windows >= 1 and windows * 4 <= x.shape[0]:
@@ -108,9 +94,7 @@ def unfold_in_windows(x, n):
 @program(lambda: [(rows(8), ints(5)), (rows(8), ints(7))], lambda: (rows(8), ints(9)))
 def drop_the_rest_of_a_division(x, n):
     """The part that a number of groups covers."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     used = (u // 3) * 3
     if used <= x.shape[0]:
         return x.narrow(0, 0, used).view(-1, 3, x.shape[1]).sum(1)
@@ -120,9 +104,7 @@ def drop_the_rest_of_a_division(x, n):
 @program(lambda: [(rows(8), ints(5)), (rows(8), ints(7))], lambda: (rows(8), ints(9)))
 def rest_of_a_division(x, n):
     """A remainder is smaller than the divisor."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     rest = u % 3
     if rest <= 2 and rest <= x.shape[0] + 2:
         return x + rest

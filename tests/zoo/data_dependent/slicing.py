@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .program import ints, program, rows
+from .program import checked, in_order, ints, program, rows
 
 
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
@@ -26,10 +26,7 @@ def narrow_inside(x, n):
 @program(lambda: [(rows(8), ints(2, 3)), (rows(8), ints(1, 8))], lambda: (rows(8), ints(6, 3)))
 def slice_between(x, n):
     """Rows between two numbers."""
-    start, end = n.tolist()
-    torch._check(start >= 0)
-    torch._check(start <= end)
-    torch._check(end <= x.shape[0])
+    start, end = in_order(n, x.shape[0])
     part = x[start:end]
     torch._check(part.shape[0] == end - start)
     return part + 1
@@ -38,18 +35,14 @@ def slice_between(x, n):
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def slice_the_rest(x, n):
     """All rows from a number on."""
-    start = n.item()
-    torch._check(start >= 0)
-    torch._check(start <= x.shape[0])
+    start = checked(n, most=x.shape[0])
     return x[start:] + 1
 
 
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(5))], lambda: (rows(8), ints(9)))
 def length_of_a_slice(x, n):
     """The length of a slice is the number that bounds it."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     part = x.narrow(0, 0, u)
     return part + 1 if part.shape[0] <= x.shape[0] else part - 1
 
@@ -57,8 +50,7 @@ def length_of_a_slice(x, n):
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(7))], lambda: (rows(8), ints(8)))
 def select_row(x, n):
     """One row by its number."""
-    at = n.item()
-    torch._check(at >= 0)
+    at = checked(n)
     torch._check(at < x.shape[0])
     return x[at] + 1
 
@@ -100,9 +92,7 @@ def split_in_two(x, n):
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(0))], lambda: (rows(8), ints(9)))
 def split_in_head_and_tail(x, n):
     """A head and the rest; both lengths are at least zero."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     tail = x.shape[0] - u
     if tail >= 0:
         return x.narrow(0, u, tail).sum(0)
@@ -112,9 +102,7 @@ def split_in_head_and_tail(x, n):
 @program(lambda: [(rows(8), ints(4)), (rows(8), ints(8))], lambda: (rows(8), ints(6)))
 def chunk_of_a_part(x, n):
     """Chunks of a part with a known divisor."""
-    u = n.item()
-    torch._check(u >= 0)
-    torch._check(u <= x.shape[0])
+    u = checked(n, most=x.shape[0])
     torch._check(u % 4 == 0)
     quarter = u // 4
     if quarter * 4 == u:
@@ -137,8 +125,7 @@ def two_windows(x, n):
 @program(lambda: [(rows(8), ints(1)), (rows(8), ints(4))], lambda: (rows(8), ints(5)))
 def window_of_twice(x, n):
     """A window of twice the length."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     torch._check(2 * u <= x.shape[0])
     if u <= x.shape[0]:
         return x.narrow(0, 0, u) + x.narrow(0, u, u)
@@ -148,9 +135,7 @@ def window_of_twice(x, n):
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def step_back(x, n):
     """The last rows, by a number of them."""
-    u = n.item()
-    torch._check(u >= 1)
-    torch._check(u <= x.shape[0])
+    u = checked(n, least=1, most=x.shape[0])
     start = x.shape[0] - u
     if start < x.shape[0]:
         return x.narrow(0, start, u) + 1
@@ -160,8 +145,7 @@ def step_back(x, n):
 @program(lambda: [(rows(8), ints(2)), (rows(8), ints(12))])
 def clamped_length(x, n):
     """A length that is clamped to the size."""
-    u = n.item()
-    torch._check(u >= 0)
+    u = checked(n)
     length = min(u, x.shape[0])
     if length <= x.shape[0]:
         return x.narrow(0, 0, length) + 1
