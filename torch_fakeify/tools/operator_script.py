@@ -46,7 +46,6 @@ def script_of_call(
 
 
 def _tensors(tensors: Sequence[TensorArgument]) -> Iterator[str]:
-    """Write the lines that make the tensors."""
     shared = [each.storage for each in tensors]
     made: set[int] = set()
     for each in tensors:

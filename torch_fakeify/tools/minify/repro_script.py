@@ -153,7 +153,7 @@ class _Script:
         self._failure = failure
         self._backend = backend
         self._inputs = inputs
-        self._globals: dict[str, str] = {}
+        self._imports = {"import torch"}
         self._config, not_set = settings_to_set(desc.surroundings, trust=trust)
         for name in _OF_TRACING:
             self._config.get(_DYNAMO, {}).pop(name, None)
@@ -178,13 +178,10 @@ class _Script:
         head = [
             f"{_FIRST} {self._backend.name!r}.\n",
             f'{failure}\n\nRecorded with torch {self._desc.torch_version}.\n"""',
-            "\n".join(["", *self._imports(), *(f"import {m}" for m in self._config), *math]),
+            "\n".join(["", *sorted(self._imports), *(f"import {m}" for m in self._config), *math]),
         ]
         parts = [*head, *self._backend.lines(), *self._world.lines(), *stubs, "", *lines]
         return "\n".join(parts) + "\n"
-
-    def _imports(self) -> list[str]:
-        return sorted({"import torch", *self._globals.values()})
 
     def _frame(self) -> Iterator[str]:
         """Write the graph, the inputs, and the program around them."""
@@ -249,7 +246,7 @@ class _Script:
         code = gm.graph.python_code("self")
         for name, value in code.globals.items():
             if re.search(rf"\b{re.escape(name)}\b", code.src):  # FX lists some that are unused
-                self._globals[name] = _import_of(name, value)
+                self._imports.add(_import_of(name, value))
         yield f"class {cls}(torch.nn.Module):"
         if members:
             yield from ("    def __init__(self):", "        super().__init__()")
@@ -351,12 +348,9 @@ class _Direct(_Script):
     """A script that calls the backend itself."""
 
     def _frame(self) -> Iterator[str]:
-        self._made = DirectScript(self._desc, self._inputs, self._instance.gm)
-        yield from self._made.lines()
-        yield from ("", "")
-
-    def _imports(self) -> list[str]:
-        return sorted(self._made.imports)
+        made = DirectScript(self._desc, self._inputs, self._instance.gm)
+        self._imports |= made.imports
+        yield from (*made.lines(), "", "")
 
     def _compile(self) -> Iterator[str]:
         yield f"compiled = compiled_by({self._backend.expression()}{self._keywords()})"
