@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,25 @@ def fresh(
     )
     assert status is None or done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
     return done
+
+
+def start(*args: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start Python with pipes, in a session of its own, and not deaf to Ctrl-C; see `fresh`."""
+    return subprocess.Popen(
+        [sys.executable, *args],
+        cwd=cwd,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def children_of(pid: int) -> list[str]:
+    """The ids of the processes that a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def piped(code: str, data: bytes = b"", *, inherits: bool = True, **variables: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from write_golden import ROOT
 
 import torch_fakeify as tfk
@@ -79,15 +80,9 @@ def test_a_frame_that_failed_has_the_check_that_would_do(tmp_path: Path) -> None
 
 def test_a_frame_that_is_compiled_has_what_is_left_to_run_time(tmp_path: Path) -> None:
     """What follows from other facts is apart; it is what ``show --unproved`` prints."""
-    torch._dynamo.reset()
-    with (
-        tfk.recording(str(tmp_path)) as frames,
-        torch._dynamo.config.patch(capture_scalar_outputs=True),
-    ):
-        torch.compile(tail, backend="eager", dynamic=True)(torch.ones(8, 2), torch.tensor([3]))
-    (frame,) = frames
-    assert frame.path is not None
-    text = section(tfk.report(frame.path).path)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        path = recorded_frame(tmp_path, tail, torch.ones(8, 2), torch.tensor([3]), dynamic=True)
+    text = section(tfk.report(path).path)
     opened, title, proved = text.partition(
         "Checked at run time, although they follow from the other facts:"
     )

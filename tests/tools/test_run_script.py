@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import processes
 import pytest
-from processes import COMMAND, environment, fresh
-from registered_backends import write_backends
+from planting import plant_in
+from processes import children_of, fresh
+from registered_backends import BACKENDS
 
 from torch_fakeify import cli
 from torch_fakeify.frames.notes import FrameReport, Notes
@@ -42,24 +44,16 @@ print("later")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory: a folder with a script and registered backends."""
-    write_backends(tmp_path / "lib")
+    plant_in(tmp_path / "lib", BACKENDS)
     (tmp_path / "s.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "lib")
     return tmp_path
 
 
-def start(*args: str, **options: Any) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, with pipes."""
-    return subprocess.Popen(
-        [sys.executable, *COMMAND, *args],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        **options,
-    )
+def start(*args: str) -> subprocess.Popen[str]:
+    """Start ``run``."""
+    return processes.start(*processes.COMMAND, "run", *args)
 
 
 Command: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -142,8 +136,9 @@ def test_the_death_of_compiled_code_is_not_the_frames(
 def test_without_a_watcher_the_frame_is_recorded_as_unfinished(home: Path) -> None:
     """In a process that nothing watches, `record` leaves a frame whose backend did not return."""
     code = (
-        "import mine, torch, torch_fakeify as tfk\n"
-        "torch.compile(lambda x: x + 1, backend=tfk.record('captures', mine.dies))(torch.ones(2))"
+        "import planted_backends, torch, torch_fakeify as tfk\n"
+        "backend = tfk.record('captures', planted_backends.dies)\n"
+        "torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))"
     )
     fresh("-c", code, status=-signal.SIGSEGV, HOW="SIGSEGV")
     (path,) = Path("captures").iterdir()
@@ -165,7 +160,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> str:
 @pytest.mark.sweep
 def test_an_interrupted_backend_leaves_an_unfinished_frame(home: Path, command: Command) -> None:
     """The command prints one line, its status is 130, and replay reproduces the hang."""
-    process = start("run", "s.py", "hangs")
+    process = start("s.py", "hangs")
     wait_for(process, "hanging")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -190,9 +185,9 @@ def test_signals_reach_the_script(
     home: Path, backend: str, number: signal.Signals, times: int, status: int
 ) -> None:
     """SIGTERM ends the script, a third Ctrl-C kills one that ignores it, and no process is left."""
-    process = start("run", "s.py", backend)
+    process = start("s.py", backend)
     wait_for(process, "hanging")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process.pid)
     for _ in range(times):
         process.send_signal(number)
         time.sleep(0.5)
@@ -208,9 +203,8 @@ def test_signals_reach_the_script(
 
 def test_an_interruption_before_the_script_starts_prints_one_line(home: Path) -> None:
     """While the command still starts, an interruption prints one line too."""
-    process = start("run", "s.py", "good")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not children.read_text():
+    process = start("s.py", "good")
+    while not children_of(process.pid):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -226,7 +220,7 @@ def test_a_script_may_handle_an_interruption_itself(home: Path) -> None:
         "try:\n    print('ready', flush=True)\n    time.sleep(100)\n"
         "except KeyboardInterrupt:\n    print('saved')\n"
     )
-    process = start("run", "s.py")
+    process = start("s.py")
     wait_for(process, "ready")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -252,8 +246,8 @@ def test_the_script_runs_as_under_python(home: Path) -> None:
     )
     (home / "helper.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-s", "-X", "utf8", *COMMAND, "run", "s.py"],
-        env=environment(), input="typed\n", capture_output=True, text=True, check=False, timeout=200,
+        [sys.executable, "-s", "-X", "utf8", *processes.COMMAND, "run", "s.py"],
+        env=processes.environment(), input="typed\n", capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == ["typed 1 1", "child 7", "last"]
@@ -276,10 +270,8 @@ def test_inductor_gets_the_settings_of_the_script(home: Path) -> None:
     )
     mine = ["['coordinate_descent_tuning', 'max_autotune']"]
     for options in ([], ["--backend", "inductor"]):
-        process = start("run", *options, "s.py")
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        lines = [line for line in out.splitlines() if line.startswith("[")]
+        done = fresh(*processes.COMMAND, "run", *options, "s.py")
+        lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
         assert lines[:1] == mine
         assert len(lines) == 1 + bool(options)
 
@@ -293,10 +285,9 @@ def test_an_exported_frame_is_captured_but_not_compiled(home: Path) -> None:
         "    def forward(self, x): return x.relu()\n"
         "torch.export.export(Net(), (torch.ones(2),), strict=True)\n"
     )
-    process = start("run", "--backend", "eager", "s.py")
-    out, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (0, "")
-    assert out.splitlines()[1].endswith("  not compiled")
+    done = fresh(*processes.COMMAND, "run", "--backend", "eager", "s.py")
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[1].endswith("  not compiled")
 
 
 # --- exit statuses ------------------------------------------------------------------------------
@@ -314,18 +305,6 @@ def test_a_failed_frame_makes_the_status_1_although_the_script_continues(
     last = "torch-fakeify: of 2 frames 1 failed; the script finished, exit status 0"
     assert err.splitlines()[-1] == last
     assert command("run", "--script-status", "s.py", "fails", "on")[0] == 0
-
-
-@pytest.mark.sweep
-def test_the_scripts_own_status_is_printed(home: Path, command: Command) -> None:
-    """The last line has the script's exit status, which the command can be asked to return."""
-    (home / "s.py").write_text(
-        "import sys, torch\n"
-        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
-        "sys.exit(7)\n"
-    )
-    code, _, err = command("run", "--script-status", "s.py")
-    assert (code, err) == (7, "torch-fakeify: the script exited, exit status 7\n")
 
 
 # --- notes --------------------------------------------------------------------------------------

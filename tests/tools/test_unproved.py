@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import torch
+from captured_frames import recorded_frame
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -31,14 +32,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch._check(a <= x.shape[0])
         return x + a
 
-    with (
-        tfk.recording(str(folder / "frames")) as frames,
-        torch._dynamo.config.patch(capture_scalar_outputs=True),
-    ):
-        torch.compile(traced, backend="eager", dynamic=True)(torch.ones(8), torch.tensor([2, 3]))
-    (frame,) = frames
-    assert frame.path is not None
-    return frame.path
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        return recorded_frame(folder, traced, torch.ones(8), torch.tensor([2, 3]), dynamic=True)
 
 
 def test_what_follows_is_apart(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
