@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from captured_frames import recorded_frame
 from places import GOLDEN
 from planted_bugs import BACKENDS, BUGS, Bug, example
 from planting import plant
-from processes import fresh
+from processes import COMMAND, fresh, start
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -201,33 +199,37 @@ def test_a_real_model_is_minified(tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_an_interrupted_search_is_resumed(frame: Path, tmp_path: Path) -> None:
     """The best frame so far is on disk, and a second call tries no candidate again."""
-    output = tmp_path / "small.fkf"
-    seen: list[Progress] = []
+    output, journal = tmp_path / "small.fkf", tmp_path / "small.fkf.journal"
 
-    def stop(now: Progress) -> None:
-        seen.append(now)
-        if now.tried >= 3:
-            raise KeyboardInterrupt
+    def tried() -> list[str]:
+        lines = journal.read_text().splitlines()[1:] if journal.exists() else []
+        return [line for line in lines if not line.startswith("best ")]
 
-    first = minify(frame, output, backend="bug_rejects_pattern", script=False, progress=stop)
-    assert not first.finished
-    assert "interrupted" in first.lines()[-1]
-    assert (tmp_path / "small.fkf.journal").exists()
+    options = ("--backend", "bug_rejects_pattern", "-o", str(output))
+    child = start(*COMMAND, "minify", str(frame), *options)
+    while child.poll() is None and len(tried()) < 3:
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    out, _ = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert out.startswith(
+        "interrupted: the smallest frame so far is written; run the same command to resume"
+    )
     with ForkServer() as server:
-        written = fails(server, output, BUGS[1])
+        whole, written = (fails(server, path, BUGS[1]) for path in (frame, output))
+    assert whole is not None
     assert written is not None
-    assert written.same_as(first.failure)
-    lines = (tmp_path / "small.fkf.journal").read_text().splitlines()[1:]
-    tried = [line for line in lines if not line.startswith("best ")]
-    assert len(set(tried)) == len(tried)
-    second = minify(
+    assert written.same_as(whole)
+    before = tried()
+    assert len(set(before)) == len(before)
+    seen: list[Progress] = []
+    report = minify(
         frame, output, backend="bug_rejects_pattern", script=False, progress=seen.append
     )
-    assert second.finished
-    assert second.after.operations == 2
-    assert second.before == first.before
-    assert not (tmp_path / "small.fkf.journal").exists()
-    assert second.tried > len(tried) >= 3
+    assert report.finished
+    assert report.after.operations == 2
+    assert not journal.exists()
+    assert report.tried > seen[0].tried == len(before) >= 3
     extents = [now.extent for now in seen]
     assert extents == sorted(extents, reverse=True)
 
@@ -514,27 +516,3 @@ def test_ctrl_c_at_the_first_write_says_what_was_written(
         with pytest.raises(KeyboardInterrupt):
             tfk.minify(frame, output, backend="bug_rejects_pattern")
         assert not output.exists()
-
-
-@pytest.mark.sweep
-def test_an_interrupted_minify_leaves_a_failing_frame(frame: Path, tmp_path: Path) -> None:
-    """The exit status is 130, and the first line reports the interruption."""
-    output = tmp_path / "small.fkf"
-    command = [sys.executable, "-m", "torch_fakeify", "minify", str(frame), "-o", str(output)]
-    child = subprocess.Popen(
-        [*command, "--backend", "bug_rejects_pattern"], stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    journal = tmp_path / "small.fkf.journal"
-    while child.poll() is None and not (journal.exists() and output.exists()):
-        time.sleep(0.02)
-    os.killpg(child.pid, signal.SIGINT)
-    output_text, _ = child.communicate(timeout=120)
-    assert child.returncode == 130
-    assert output_text.startswith(
-        "interrupted: the smallest frame so far is written; run the same command to resume"
-    )
-    with ForkServer() as server:
-        written = fails(server, output, BUGS[1])
-    assert written is not None
-    assert "epilogue" in written.message

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import ast
 import keyword
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from captured_frames import only_capture_of
-from planting import plant
 from screen_models import Decoder, Sizes
 
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.graph import GraphModuleDesc
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.tools.minify.failures import Failure
-from torch_fakeify.tools.minify.repro_script import BackendCode, check_script, script_of
+from torch_fakeify.tools.minify.repro_script import BackendCode, script_of
 from torch_fakeify.tools.minify.script_code import RESERVED, with_identifiers
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 FAILURE = Failure("raises", "compile", "builtins.NotImplementedError", "no kernel for gelu")
-BACKEND = """
-def bug_no_gelu(gm, inputs):
-    if any("gelu" in str(node.target) for node in gm.graph.nodes):
-        raise NotImplementedError("no kernel for gelu")
-    return gm
-"""
 
 
 def decoder() -> Capture:
@@ -78,15 +67,3 @@ def test_the_guards_of_a_script_are_over_sizes_of_the_program() -> None:
     text = script_of(sizes().desc, FAILURE, BackendCode("eager"))
     assert "x_size_0 = x_1.size(0)" in text  # a node of the frame is `x`
     assert "if not (x_size_0 > 4):" in text
-
-
-@pytest.mark.sweep
-def test_a_script_with_such_names_fails_in_plain_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script of a real model raises what its backend raises."""
-    plant(tmp_path / "planted", BACKEND, monkeypatch)
-    script = tmp_path / "script.py"
-    script.write_text(script_of(decoder().desc, FAILURE, BackendCode("bug_no_gelu")))
-    outcome = check_script(script, FAILURE, timeout=200)
-    assert outcome.fails, outcome.text

@@ -181,7 +181,7 @@ class _Substitution:
             "symbols": tuple(s for s in env.symbols if s.name not in self._names),
             "orders": tuple(
                 msgspec.structs.replace(
-                    order, keys=tuple(k for k in order.keys if k is None or not self._names_of(k))
+                    order, keys=tuple(k for k in order.keys if not self._names_of(k))
                 )
                 for order in env.orders
             ),

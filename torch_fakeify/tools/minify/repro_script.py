@@ -289,17 +289,16 @@ class _Script:
                 yield f"{module}.{name} = {values.of(value, {}, name)}"
         yield from (f"# not set: {escape(clip(each.text, 400))}" for each in self._not_set)
         modes = self._desc.modes
-        if not modes.grad_enabled:
-            yield "torch.set_grad_enabled(False)"
-        if modes.inference_mode:
-            yield "torch.inference_mode().__enter__()"
-        if modes.deterministic:
-            warn = ", warn_only=True" if modes.deterministic_warn_only else ""
-            yield f"torch.use_deterministic_algorithms(True{warn})"
-        if modes.default_dtype != "float32":
-            yield f"torch.set_default_dtype(torch.{modes.default_dtype})"
-        if modes.float32_matmul_precision != "highest":
-            yield f"torch.set_float32_matmul_precision({modes.float32_matmul_precision!r})"
+        warn = ", warn_only=True" if modes.deterministic_warn_only else ""
+        dtype, precision = modes.default_dtype, modes.float32_matmul_precision
+        lines = {
+            "torch.set_grad_enabled(False)": not modes.grad_enabled,
+            "torch.inference_mode().__enter__()": modes.inference_mode,
+            f"torch.use_deterministic_algorithms(True{warn})": modes.deterministic,
+            f"torch.set_default_dtype(torch.{dtype})": dtype != "float32",
+            f"torch.set_float32_matmul_precision({precision!r})": precision != "highest",
+        }
+        yield from (line for line, is_needed in lines.items() if is_needed)
         for cast in modes.autocast:
             yield f"torch.set_autocast_dtype({cast.device_type!r}, torch.{cast.dtype})"
             yield f"torch.set_autocast_enabled({cast.device_type!r}, {cast.enabled})"

@@ -274,15 +274,11 @@ def with_identifiers(desc: CaptureDesc) -> CaptureDesc:
             case InputDesc() if part.name in names.by_torch_name:
                 return msgspec.structs.replace(part, name=names.by_torch_name[part.name])
             case GraphModuleDesc():
-                found = tuple(
-                    [
-                        msgspec.structs.replace(n, name=name, target=name)
-                        if n.op == "placeholder" and n.name != name
-                        else n
-                        for n, name in zip(part.nodes, names.of(part), strict=True)
-                    ]
-                )
-                return msgspec.structs.replace(part, nodes=found)
+                nodes = [*part.nodes]
+                for at, name in enumerate(names.of(part)):
+                    if nodes[at].op == "placeholder" and nodes[at].name != name:
+                        nodes[at] = msgspec.structs.replace(nodes[at], name=name, target=name)
+                return msgspec.structs.replace(part, nodes=tuple(nodes))
             case _:
                 return part
 
