@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -165,7 +165,7 @@ def minify(
         trials = stack.enter_context(_Trials(request, name, jobs, timeout, allowed_memory(memory)))
         failure, desc = _first(trials, desc, chosen, str(path_of(capture) or desc.frame or "frame"))
         head = [_digest(desc), request, trials.sizes, failure.key]
-        journal = stack.enter_context(Journal(output, head))
+        journal = stack.enter_context(closing(Journal(output, head)))
         progress = progress or (lambda _now: None)
         report = _Search(trials, failure, output, journal, progress).run(desc, trust=trust)
         if report.finished:
