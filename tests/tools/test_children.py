@@ -14,9 +14,8 @@ import msgspec
 import pytest
 import torch
 from captured_frames import only_capture_of
-from planting import plant_in
 from processes import COMMAND, PACKAGE, children_of, fresh, start
-from registered_backends import BACKENDS
+from registered_backends import write_backends
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -42,7 +41,7 @@ from torch_fakeify.tools.worker.replies import (
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory: a folder with a capture of a frame and with backends."""
-    plant_in(tmp_path / "lib", BACKENDS)
+    write_backends(tmp_path / "lib")
     frame().save(tmp_path / "frame.fkf")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -96,7 +95,7 @@ def test_every_child_has_the_import_path(home: Path, monkeypatch: pytest.MonkeyP
         assert server.ask(request, timeout=200).outcome == Found()
     (home / "out").mkdir()
     script = home / "out" / "script.py"
-    script.write_text("import planted_backends\nraise ValueError('cannot')")
+    script.write_text("import mine\nraise ValueError('cannot')")
     failure = Failure("raises", "compile", "builtins.ValueError", "cannot")
     assert check_script(script, failure, timeout=100).fails
 
@@ -104,7 +103,7 @@ def test_every_child_has_the_import_path(home: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.sweep
 def test_the_command_finds_a_backend_in_its_directory(home: Path) -> None:
     """``python -m torch_fakeify`` has the working directory on its path, and so has the child."""
-    plant_in(home / "beside", BACKENDS)
+    write_backends(home / "beside")
     args = ["replay", "--backend", "good", "../frame.fkf"]
     done = fresh(*COMMAND, *args, cwd=home / "beside", PYTHONPATH=PACKAGE)
     assert done.stdout.splitlines()[0] == "compiles"
@@ -278,7 +277,7 @@ FAILED = Failed(Thrown("builtins.ValueError", "no", memory=False, frames=()))
 
 
 @pytest.mark.parametrize(
-    ("recorded", "outcome", "word"),
+    ("recorded", "end", "word"),
     [
         (CRASH, Ended("crashes", -11), "reproduced"),
         (CRASH, Ended("crashes", -6), "not reproduced"),
@@ -299,21 +298,37 @@ FAILED = Failed(Thrown("builtins.ValueError", "no", memory=False, frames=()))
         ("not finished", Ended("crashes", 0), "reproduced"),
         ("not compiled", Ended("crashes", -11), "crashes"),
         (None, Ended("crashes", -11), "crashes"),
+    ],
+)
+def test_a_frame_whose_compilation_ends_its_process_has_a_verdict(
+    recorded: Any, end: Any, word: str
+) -> None:
+    """An equal signal or status is reproduced; the verdict on another names the recorded one."""
+    desc = frame().with_state(None).desc
+    if isinstance(recorded, tuple):
+        kind, how, message = recorded
+        failure = FailureDesc(kind=kind, type=how, message=message)
+        desc = msgspec.structs.replace(desc, failure=failure)
+    else:
+        desc = tfk.Capture(desc).with_state(recorded).desc
+    verdict = judge(desc, Answer(end), timeout=5.0)
+    assert (verdict.verdict, verdict.holds) == (word, word == "reproduced")
+    is_on_record = recorded not in (None, "not compiled")
+    assert ("recorded:" in verdict.details) == (is_on_record and word != "reproduced")
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "word"),
+    [
         ("not finished", Compiled(1.0), "not reproduced"),
         ("not compiled", Compiled(1.0), "compiles"),
         ("not finished", FAILED, "not reproduced"),
         ("not compiled", FAILED, "does not compile"),
     ],
 )
-def test_what_became_of_a_compilation_has_a_verdict(recorded: Any, outcome: Any, word: str) -> None:
-    """An equal signal or status is reproduced; the verdict on another result names the recorded one."""
-    if isinstance(recorded, tuple):
-        kind, how, message = recorded
-        failure = FailureDesc(kind=kind, type=how, message=message)
-        desc = msgspec.structs.replace(frame().with_state(None).desc, failure=failure)
-    else:
-        desc = frame().with_state(recorded).desc
-    verdict = judge(desc, Answer(outcome), timeout=5.0)
-    assert (verdict.verdict, verdict.holds) == (word, word in ("reproduced", "compiles"))
-    is_on_record = recorded not in (None, "not compiled")
-    assert ("recorded:" in verdict.details) == (is_on_record and word != "reproduced")
+def test_a_backend_that_returns_does_not_reproduce_a_death(
+    state: Any, outcome: Any, word: str
+) -> None:
+    """The verdict on a frame whose backend did not return depends on the reply of a child."""
+    verdict = judge(frame().with_state(state).desc, Answer(outcome), timeout=5.0)
+    assert verdict.verdict == word

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import processes
 import pytest
 from cli_runs import error_of
-from planting import plant_in
 from processes import children_of, fresh
-from registered_backends import BACKENDS
+from registered_backends import write_backends
 
 from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.render.show import show_lines
@@ -46,7 +45,7 @@ print("later")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory: a folder with a script and registered backends."""
-    plant_in(tmp_path / "lib", BACKENDS)
+    write_backends(tmp_path / "lib")
     (tmp_path / "s.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "lib")
@@ -132,9 +131,8 @@ def test_the_death_of_compiled_code_is_not_the_frames(
 def test_without_a_watcher_the_frame_is_recorded_as_unfinished(home: Path) -> None:
     """In a process that nothing watches, `record` leaves a frame whose backend did not return."""
     code = (
-        "import planted_backends, torch, torch_fakeify as tfk\n"
-        "backend = tfk.record('captures', planted_backends.dies)\n"
-        "torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))"
+        "import mine, torch, torch_fakeify as tfk\n"
+        "torch.compile(lambda x: x + 1, backend=tfk.record('captures', mine.dies))(torch.ones(2))"
     )
     fresh("-c", code, status=-signal.SIGSEGV, HOW="SIGSEGV")
     (path,) = Path("captures").iterdir()
