@@ -263,9 +263,9 @@ def test_a_failure_that_replay_can_reproduce_is_recorded(
 ) -> None:
     """A failure of compiling is recorded; one that may be of running is not: replay does not run."""
     desc = with_failure(frame().with_state("not finished").desc, failure, "mine", runs=runs)
+    recorded = (failure.kind, failure.type) if is_recorded else None
     found = None if desc.failure is None else (desc.failure.kind, desc.failure.type)
-    assert found == ((failure.kind, failure.type) if is_recorded else None)
-    assert desc.state is None
+    assert (found, desc.state) == (recorded, None)
 
 
 # --- verdicts on frames whose backend did not return --------------------------------------------
