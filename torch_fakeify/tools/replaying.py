@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from typing_extensions import assert_never
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.worker.replies import Answer, Thrown
+
+_Verdict: TypeAlias = tuple[str, tuple[str, ...]]
+"""A word and details."""
 
 _MASKED = r"0x[0-9a-fA-F]+|\d+"
 _FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
@@ -177,17 +180,14 @@ def judge(
     return ReplayReport(verdict, holds, (*details, *here))
 
 
-def _judge(
-    desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None
-) -> tuple[str, tuple[str, ...]]:
-    """The verdict and its details."""
+def _judge(desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None) -> _Verdict:
     match answer.outcome:
         case Refused(error=name, message=message):
             raise _refusal(name)(message)
         case Raised(error=error):
             frames = (f"  {frame}" for frame in error.frames)
             word = "out of memory" if error.memory else "crashes"
-            return word, (*_indented(error), *frames)
+            return word, (*_indented(f"{class_text(error.type)}: {error.message}"), *frames)
         case Compiled() as compiled:
             return _on_success(desc, compiled)
         case Failed(error=error):
@@ -198,9 +198,7 @@ def _judge(
             raise AssertionError(f"no reply to a compilation: {outcome}")
 
 
-def _on_end(
-    desc: CaptureDesc, end: Ended, *, timeout: float, memory: int | None
-) -> tuple[str, tuple[str, ...]]:
+def _on_end(desc: CaptureDesc, end: Ended, *, timeout: float, memory: int | None) -> _Verdict:
     """Judge a worker that a limit, a signal or the backend ended without a reply."""
     word: str = end.kind
     if end.kind == "hangs":
@@ -243,7 +241,7 @@ def _refusal(name: str) -> type[FakeifyError]:
     return next((cls for cls in classes if cls.__name__ == name), FakeifyError)
 
 
-def _on_success(desc: CaptureDesc, compiled: Compiled) -> tuple[str, tuple[str, ...]]:
+def _on_success(desc: CaptureDesc, compiled: Compiled) -> _Verdict:
     details = (f"compiled in {compiled.milliseconds:.0f} ms",)
     if compiled.run is not None:
         details = (*details, f"a call takes {compiled.run:.3g} ms")
@@ -254,9 +252,9 @@ def _on_success(desc: CaptureDesc, compiled: Compiled) -> tuple[str, tuple[str, 
     return "not reproduced", (*details, *_recorded(desc))
 
 
-def _on_failure(desc: CaptureDesc, error: Thrown) -> tuple[str, tuple[str, ...]]:
+def _on_failure(desc: CaptureDesc, error: Thrown) -> _Verdict:
     recorded = desc.failure
-    found = _indented(error)
+    found = _indented(f"{class_text(error.type)}: {error.message}")
     if recorded is None:
         same = desc.state == "not finished" and error.type == "builtins.KeyboardInterrupt"
     elif recorded.kind == "out of memory":
@@ -268,9 +266,9 @@ def _on_failure(desc: CaptureDesc, error: Thrown) -> tuple[str, tuple[str, ...]]
     expected = _recorded(desc)
     if error.memory:
         return "out of memory", (*found, *expected)
-    return (
-        ("not reproduced", (*expected, "now:", *found)) if expected else ("does not compile", found)
-    )
+    if not expected:
+        return "does not compile", found
+    return "not reproduced", (*expected, "now:", *found)
 
 
 def recorded_result(desc: CaptureDesc) -> str | None:
@@ -284,14 +282,11 @@ def recorded_result(desc: CaptureDesc) -> str | None:
 
 def _recorded(desc: CaptureDesc) -> tuple[str, ...]:
     text = recorded_result(desc)
-    if text is None:
-        return ()
+    return () if text is None else ("recorded:", *_indented(text))
+
+
+def _indented(text: str) -> tuple[str, ...]:
     first, *rest = text.splitlines() or [""]
-    return ("recorded:", f"  {first}", *(f"    {line}" for line in rest))
-
-
-def _indented(error: Thrown) -> tuple[str, ...]:
-    first, *rest = f"{class_text(error.type)}: {error.message}".splitlines()
     return (f"  {first}", *(f"    {line}" for line in rest))
 
 
