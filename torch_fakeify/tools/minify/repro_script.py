@@ -153,7 +153,8 @@ class _Script:
         self._failure = failure
         self._backend = backend
         self._inputs = inputs
-        self._imports = {"import torch"}
+        self._imports = {"torch": "import torch"}
+        """Lines by the name that they import."""
         self._config, not_set = settings_to_set(desc.surroundings, trust=trust)
         for name in _OF_TRACING:
             self._config.get(_DYNAMO, {}).pop(name, None)
@@ -173,12 +174,13 @@ class _Script:
             self._instance = capture.instantiate()
             self._world = ScriptWorld(self._desc, self._instance)
             lines = [*self._frame(), *self._main()]
+        imports = sorted({*self._imports.values()})
         math = ["import math"] if any("math." in line for line in lines) else []
         failure = "\n".join(self._failure.lines).replace("\\", "\\\\").replace('"""', "'''")
         head = [
             f"{_FIRST} {self._backend.name!r}.\n",
             f'{failure}\n\nRecorded with torch {self._desc.torch_version}.\n"""',
-            "\n".join(["", *sorted(self._imports), *(f"import {m}" for m in self._config), *math]),
+            "\n".join(["", *imports, *(f"import {m}" for m in self._config), *math]),
         ]
         parts = [*head, *self._backend.lines(), *self._world.lines(), *stubs, "", *lines]
         return "\n".join(parts) + "\n"
@@ -246,7 +248,7 @@ class _Script:
         code = gm.graph.python_code("self")
         for name, value in code.globals.items():
             if re.search(rf"\b{re.escape(name)}\b", code.src):  # FX lists some that are unused
-                self._imports.add(_import_of(name, value))
+                self._imports[name] = _import_of(name, value)
         yield f"class {cls}(torch.nn.Module):"
         if members:
             yield from ("    def __init__(self):", "        super().__init__()")
@@ -348,7 +350,7 @@ class _Direct(_Script):
 
     def _frame(self) -> Iterator[str]:
         made = DirectScript(self._desc, self._inputs, self._instance.gm)
-        self._imports |= made.imports
+        self._imports |= dict(zip(made.imports, made.imports, strict=True))
         yield from (*made.lines(), "", "")
 
     def _compile(self) -> Iterator[str]:
