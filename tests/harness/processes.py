@@ -6,11 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from places import HARNESS, IMPORTABLE, ROOT
 
 import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PACKAGE = str(Path(tfk.__file__).parents[1])
 """The folder that has to be on the path."""
@@ -54,25 +59,6 @@ def fresh(
     return done
 
 
-def start(*args: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-    """Start Python with pipes, in a session of its own, and not deaf to Ctrl-C; see `fresh`."""
-    return subprocess.Popen(
-        [sys.executable, *args],
-        cwd=cwd,
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-
-
-def children_of(pid: int) -> list[str]:
-    """The ids of the processes that a process has started."""
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
 def piped(code: str, data: bytes = b"", *, inherits: bool = True, **variables: str) -> bytes:
     """What code writes that reads ``data``, in a process that can import what the tests can.
 
@@ -99,6 +85,32 @@ def is_there(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def started(*args: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a process of its own, with pipes, which Ctrl-C interrupts.
+
+    The options are those of ``Popen``. The background job of a shell would ignore the signal.
+    """
+    return subprocess.Popen(
+        [sys.executable, *COMMAND, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **{"env": environment(), **options},
+    )
+
+
+def until(
+    happened: Callable[[], bool], *running: subprocess.Popen[Any], seconds: float = 300.0
+) -> None:
+    """Wait until a condition holds that processes bring about, some of which keep running."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert all(process.poll() is None for process in running), "a process has ended"
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
 
 
 def python(script: str | Path, *args: str | Path, interpreter: str = sys.executable) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 import torch
 from captured_frames import only_capture_of
-from processes import COMMAND, PACKAGE, children_of, fresh, start
+from processes import COMMAND, PACKAGE, environment, fresh
 from registered_backends import write_backends
 
 import torch_fakeify as tfk
@@ -112,7 +113,21 @@ def test_the_command_finds_a_backend_in_its_directory(home: Path) -> None:
 # --- interruption -------------------------------------------------------------------------------
 
 
-PATH = os.pathsep.join([PACKAGE, "lib"])
+def start(*args: str) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, with pipes."""
+    return subprocess.Popen(
+        [sys.executable, *COMMAND, *args],
+        env=environment(PYTHONPATH=os.pathsep.join([PACKAGE, "lib"])),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def children_of(pid: int) -> list[str]:
+    """Return the ids of the processes that a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +144,7 @@ def test_an_interrupted_command_prints_one_line_and_leaves_no_process(
     home: Path, command: str, number: signal.Signals, line: str, status: int
 ) -> None:
     """A waiting command ends with the signal's exit status and one line on standard error."""
-    process = start(*COMMAND, command, "--backend", "hangs", "frame.fkf", PYTHONPATH=PATH)
+    process = start(command, "--backend", "hangs", "frame.fkf")
     deadline = time.monotonic() + 60
     while not (started := children_of(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -152,7 +167,7 @@ def test_a_command_interrupted_during_an_import_prints_one_line(
 
     It says so if torch dropped the exception and the command went on to its end.
     """
-    process = start(*COMMAND, *command.split(), PYTHONPATH=PATH)
+    process = start(*command.split())
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
         time.sleep(0.01)
     time.sleep(seconds)
@@ -247,23 +262,26 @@ def test_an_interrupted_fork_server_leaves_no_process(
 
 
 @pytest.mark.parametrize(
-    ("failure", "runs", "is_recorded"),
+    ("failure", "runs", "recorded"),
     [
-        (Failure("crashes", type="SIGSEGV"), False, True),
-        (Failure("hangs"), False, True),
-        (Failure("out of memory"), False, True),
-        (Failure("raises", "compile", "builtins.ValueError"), True, True),
-        (Failure("crashes", type="SIGSEGV"), True, False),
-        (Failure("raises", "forward", "builtins.ValueError"), True, False),
-        (Failure("wrong", "forward"), True, False),
+        (Failure("crashes", type="SIGSEGV"), False, ("crashes", "SIGSEGV")),
+        (Failure("hangs"), False, ("hangs", "")),
+        (Failure("out of memory"), False, ("out of memory", "")),
+        (
+            Failure("raises", "compile", "builtins.ValueError"),
+            True,
+            ("raises", "builtins.ValueError"),
+        ),
+        (Failure("crashes", type="SIGSEGV"), True, None),
+        (Failure("raises", "forward", "builtins.ValueError"), True, None),
+        (Failure("wrong", "forward"), True, None),
     ],
 )
 def test_a_failure_that_replay_can_reproduce_is_recorded(
-    failure: Failure, runs: bool, is_recorded: bool
+    failure: Failure, runs: bool, recorded: Any
 ) -> None:
     """A failure of compiling is recorded; one that may be of running is not: replay does not run."""
     desc = with_failure(frame().with_state("not finished").desc, failure, "mine", runs=runs)
-    recorded = (failure.kind, failure.type) if is_recorded else None
     found = None if desc.failure is None else (desc.failure.kind, desc.failure.type)
     assert (found, desc.state) == (recorded, None)
 

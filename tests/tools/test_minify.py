@@ -13,7 +13,7 @@ from captured_frames import recorded_frame
 from places import GOLDEN
 from planted_bugs import BACKENDS, BUGS, Bug, example
 from planting import plant
-from processes import COMMAND, fresh, start
+from processes import fresh, started
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -206,7 +206,7 @@ def test_an_interrupted_search_is_resumed(frame: Path, tmp_path: Path) -> None:
         return [line for line in lines if not line.startswith("best ")]
 
     options = ("--backend", "bug_rejects_pattern", "-o", str(output))
-    child = start(*COMMAND, "minify", str(frame), *options)
+    child = started("minify", str(frame), *options, start_new_session=True)
     while child.poll() is None and len(tried()) < 3:
         time.sleep(0.02)
     os.killpg(child.pid, signal.SIGINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from captured_frames import only_capture_of
-from processes import start
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -200,7 +200,11 @@ def test_an_interrupted_cell_leaves_no_process(tmp_path: Path, call: str, answer
     """The kernel's process goes on, with the result or ``KeyboardInterrupt``."""
     (tmp_path / "sleeps.py").write_text(SLEEPS.replace("STARTED", str(tmp_path / "started")))
     frame().save(tmp_path / "frame.fkf")
-    process = start("-c", NOTEBOOK, call, cwd=tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", NOTEBOOK, call],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     deadline = time.monotonic() + 200
     while not (tmp_path / "started").exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import processes
 import pytest
 from cli_runs import error_of
-from processes import children_of, fresh
+from processes import COMMAND, environment, fresh, started
 from registered_backends import write_backends
 
 from torch_fakeify.frames.notes import FrameReport, Notes
@@ -50,11 +49,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "lib")
     return tmp_path
-
-
-def start(*args: str) -> subprocess.Popen[str]:
-    """Start ``run``."""
-    return processes.start(*processes.COMMAND, "run", *args)
 
 
 def only_second() -> Any:
@@ -154,7 +148,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> str:
 @pytest.mark.sweep
 def test_an_interrupted_backend_leaves_an_unfinished_frame(home: Path, command: Command) -> None:
     """The command prints one line, its status is 130, and replay reproduces the hang."""
-    process = start("s.py", "hangs")
+    process = started("run", "s.py", "hangs")
     wait_for(process, "hanging")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -178,9 +172,9 @@ def test_signals_reach_the_script(
     home: Path, backend: str, number: signal.Signals, times: int, status: int
 ) -> None:
     """SIGTERM ends the script, a third Ctrl-C kills one that ignores it, and no process is left."""
-    process = start("s.py", backend)
+    process = started("run", "s.py", backend)
     wait_for(process, "hanging")
-    children = children_of(process.pid)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for _ in range(times):
         process.send_signal(number)
         time.sleep(0.5)
@@ -196,8 +190,9 @@ def test_signals_reach_the_script(
 
 def test_an_interruption_before_the_script_starts_prints_one_line(home: Path) -> None:
     """While the command still starts, an interruption prints one line too."""
-    process = start("s.py", "good")
-    while not children_of(process.pid):
+    process = started("run", "s.py", "good")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -213,7 +208,7 @@ def test_a_script_may_handle_an_interruption_itself(home: Path) -> None:
         "try:\n    print('ready', flush=True)\n    time.sleep(100)\n"
         "except KeyboardInterrupt:\n    print('saved')\n"
     )
-    process = start("s.py")
+    process = started("run", "s.py")
     wait_for(process, "ready")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -239,8 +234,8 @@ def test_the_script_runs_as_under_python(home: Path) -> None:
     )
     (home / "helper.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-s", "-X", "utf8", *processes.COMMAND, "run", "s.py"],
-        env=processes.environment(), input="typed\n", capture_output=True, text=True, check=False, timeout=200,
+        [sys.executable, "-s", "-X", "utf8", *COMMAND, "run", "s.py"],
+        env=environment(), input="typed\n", capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == ["typed 1 1", "child 7", "last"]
@@ -263,7 +258,7 @@ def test_inductor_gets_the_settings_of_the_script(home: Path) -> None:
     )
     mine = ["['coordinate_descent_tuning', 'max_autotune']"]
     for options in ([], ["--backend", "inductor"]):
-        done = fresh(*processes.COMMAND, "run", *options, "s.py")
+        done = fresh(*COMMAND, "run", *options, "s.py")
         lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
         assert lines[:1] == mine
         assert len(lines) == 1 + bool(options)
@@ -278,7 +273,7 @@ def test_an_exported_frame_is_captured_but_not_compiled(home: Path) -> None:
         "    def forward(self, x): return x.relu()\n"
         "torch.export.export(Net(), (torch.ones(2),), strict=True)\n"
     )
-    done = fresh(*processes.COMMAND, "run", "--backend", "eager", "s.py")
+    done = fresh(*COMMAND, "run", "--backend", "eager", "s.py")
     assert done.stderr == ""
     assert done.stdout.splitlines()[1].endswith("  not compiled")
 
