@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from captured_frames import recorded_frame
 from places import GOLDEN
 from planted_bugs import BACKENDS, BUGS, Bug, example
 from planting import plant
-from processes import fresh
+from processes import fresh, started
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -51,6 +49,37 @@ def bug_none(gm, inputs):
 
 def bug_each_time_another(gm, inputs):
     raise RuntimeError("word " + "".join(chr(97 + b % 26) for b in os.urandom(8)))
+
+
+def _tall(values):
+    return any(isinstance(v, torch.Tensor) and v.ndim and v.shape[0] >= 13 for v in values)
+
+
+def bug_tall(gm, inputs):
+    """It is wrong where a dim is 13 or more."""
+
+    def run(*args):
+        first, *others = gm(*args)
+        return [first + 1 if _tall([*args, first]) else first, *others]
+
+    return run
+
+
+def bug_tall_unexpected(gm, inputs):
+    """It is wrong there only if it was compiled with a smaller one."""
+    if any(isinstance(i, torch.SymInt) and (i.node.hint or 0) >= 13 for i in inputs):
+        return gm
+    return bug_tall(gm, inputs)
+
+
+def bug_cos(gm, inputs):
+    """It has no kernel for an operator, and looks at what each node is of."""
+    for module in gm.modules():
+        for node in getattr(module, "graph", torch.fx.Graph()).nodes:
+            if node.op.startswith("call_") and "cos" in str(node.target):
+                value = node.meta["example_value"]
+                raise NotImplementedError(f"no kernel for cos of {value.dtype}, {value.ndim} dims")
+    return gm
 
 
 def bug_llama(gm, inputs):
@@ -170,33 +199,37 @@ def test_a_real_model_is_minified(tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_an_interrupted_search_is_resumed(frame: Path, tmp_path: Path) -> None:
     """The best frame so far is on disk, and a second call tries no candidate again."""
-    output = tmp_path / "small.fkf"
-    seen: list[Progress] = []
+    output, journal = tmp_path / "small.fkf", tmp_path / "small.fkf.journal"
 
-    def stop(now: Progress) -> None:
-        seen.append(now)
-        if now.tried >= 3:
-            raise KeyboardInterrupt
+    def tried() -> list[str]:
+        lines = journal.read_text().splitlines()[1:] if journal.exists() else []
+        return [line for line in lines if not line.startswith("best ")]
 
-    first = minify(frame, output, backend="bug_rejects_pattern", script=False, progress=stop)
-    assert not first.finished
-    assert "interrupted" in first.lines()[-1]
-    assert (tmp_path / "small.fkf.journal").exists()
+    options = ("--backend", "bug_rejects_pattern", "-o", str(output))
+    child = started("minify", str(frame), *options, start_new_session=True)
+    while child.poll() is None and len(tried()) < 3:
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    out, _ = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert out.startswith(
+        "interrupted: the smallest frame so far is written; run the same command to resume"
+    )
     with ForkServer() as server:
-        written = fails(server, output, BUGS[1])
+        whole, written = (fails(server, path, BUGS[1]) for path in (frame, output))
+    assert whole is not None
     assert written is not None
-    assert written.same_as(first.failure)
-    lines = (tmp_path / "small.fkf.journal").read_text().splitlines()[1:]
-    tried = [line for line in lines if not line.startswith("best ")]
-    assert len(set(tried)) == len(tried)
-    second = minify(
+    assert written.same_as(whole)
+    before = tried()
+    assert len(set(before)) == len(before)
+    seen: list[Progress] = []
+    report = minify(
         frame, output, backend="bug_rejects_pattern", script=False, progress=seen.append
     )
-    assert second.finished
-    assert second.after.operations == 2
-    assert second.before == first.before
-    assert not (tmp_path / "small.fkf.journal").exists()
-    assert second.tried > len(tried) >= 3
+    assert report.finished
+    assert report.after.operations == 2
+    assert not journal.exists()
+    assert report.tried > seen[0].tried == len(before) >= 3
     extents = [now.extent for now in seen]
     assert extents == sorted(extents, reverse=True)
 
@@ -215,32 +248,33 @@ def test_several_jobs_find_the_same(frame: Path, tmp_path: Path) -> None:
     assert (tmp_path / "1.fkf").read_bytes() == (tmp_path / "2.fkf").read_bytes()
 
 
+UNRELATED = "the file exists and was not written by minify"
+
+
 @pytest.mark.parametrize(
-    "backend", ["bug_none", pytest.param("bug_each_time_another", marks=pytest.mark.sweep)]
-)
-def test_a_frame_that_does_not_fail_is_not_minified(
-    frame: Path, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The exit status is 1, and an existing output is not changed."""
-    output = tmp_path / "small.fkf"
-    output.write_bytes(b"kept")
-    assert main(["minify", str(frame), "--backend", backend, "-o", str(output)]) == 1
-    assert "does not fail" in capsys.readouterr().err
-    assert output.read_bytes() == b"kept"
-    assert [path.name for path in tmp_path.iterdir()] == ["small.fkf"]
-
-
-def test_an_unknown_backend_or_file_is_bad_usage(
-    frame: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A wrong argument is not taken for a failure of the frame."""
-    output = ["-o", str(tmp_path / "small.fkf")]
-    assert main(["minify", str(frame), "--backend", "no_such_backend", *output]) == 2
-    assert "no_such_backend" in capsys.readouterr().err
-    assert main(["minify", str(tmp_path / "none.fkf"), *output]) == 2
-    with pytest.raises(SystemExit, match="2"):
-        main(["minify", str(frame), "--sizes", "none.json", *output])
-    assert not list(tmp_path.iterdir())
+    ("backend", "output", "existing", "status", "message"),
+    [
+        ("bug_none", "small.fkf", "small.fkf", 1, "does not fail"),
+        pytest.param("bug_each_time_another", "small.fkf", "small.fkf", 1, "does not fail in the same way", marks=pytest.mark.sweep),
+        ("no_such_backend", "small.fkf", "small.fkf", 2, "no_such_backend"),
+        ("bug_guard_only", "small.fkf", "small.py", 2, UNRELATED),
+        ("bug_guard_only", "small.fkf", "small.fkf.journal", 2, UNRELATED),
+        ("bug_guard_only", "small.py", "other", 2, "the capture and its script cannot be in one file"),
+    ],
+)  # fmt: skip
+def test_a_refused_search_leaves_the_files_as_they_are(
+    frame: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    backend: str, output: str, existing: str, status: int, message: str,
+) -> None:  # fmt: skip
+    """A frame that does not fail has exit status 1, a wrong argument 2."""
+    (tmp_path / existing).write_text("Monday: nothing.\n")
+    command = ["minify", str(frame), "-o", str(tmp_path / output), "--backend", backend]
+    assert main(command) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert existing in error or message != UNRELATED
+    assert [path.name for path in tmp_path.iterdir()] == [existing]
+    assert (tmp_path / existing).read_text() == "Monday: nothing.\n"
 
 
 def test_sizes_are_read_from_the_file_of_fuzz(
@@ -261,6 +295,8 @@ def test_sizes_are_read_from_the_file_of_fuzz(
         assert main(["minify", "a.fkf", "--accuracy", "--sizes", sizes]) == 1
     assert [each["sizes"] for each in asked] == [failure.sizes] * 2
     assert all(each["accuracy"] and each["script"] for each in asked)
+    with pytest.raises(SystemExit, match="2"):
+        main(["minify", "a.fkf", "--sizes", "none.json"])
 
 
 # --- the same failure -----------------------------------------------------------------------------
@@ -272,57 +308,47 @@ def raised(message: str = "no lane 3", kind: str = "builtins.ValueError", **more
     return Failure("raises", "compile", kind, message, frames)
 
 
+OFF = Failure("wrong", "forward", message="result 0: 3 of 4 elements are off, by up to 1")
+TAIL = ("Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):",
+        '  File "/a/b.py", line 3 in kernel', '  File "/a/c.py", line 9 in compile')  # fmt: skip
+CRASH = Failure("crashes", type="SIGSEGV", frames=("c.py in compile", "b.py in kernel"))
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("one", "other"),
     [
-        raised("no lane 71"),
-        raised("no lane s0"),
-        raised("no lane 3\n\n  target: aten.add.Tensor\n  args[0]: 8"),
-        raised(
-            frames=("/q/w.py:7 in zero", "/c/x.py:1 in one", "/a/y.py:9 in two", "/z.py in three")
-        ),
+        (raised(), raised("no lane 71")),
+        (raised(), raised("no lane s0")),
+        (raised(), raised("no lane 3\n\n  target: aten.add.Tensor\n  args[0]: 8")),
+        (raised(), raised(frames=("/q/w.py:7 in zero", "/c/x.py:1 in one", "/a/y.py:9 in two", "/z.py in three"))),
+        (OFF, Failure("wrong", "forward", message="result 3: 1 of 9 elements differ")),
+        (CRASH, failure_of(Answer(Ended("crashes", -11, TAIL)))),
     ],
-)
-def test_failures_that_differ_in_details_are_the_same(other: Failure) -> None:
+)  # fmt: skip
+def test_failures_that_differ_in_details_are_the_same(one: Failure, other: Failure) -> None:
     """Numbers, symbols, folders, lines, outer frames and the end of a message do not matter."""
-    assert raised().same_as(other)
+    assert one.same_as(other)
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("one", "other"),
     [
-        raised("no line 3"),
-        raised(kind="builtins.TypeError"),
-        raised(frames=("/a/x.py:1 in one", "/a/y.py:2 in two", "/b/z.py:3 in four")),
-        raised("no lane 3\nadd.cpp:7: error: expected ';'"),
-        Failure("wrong", "forward", message="result 0: 3 of 4 elements are off, by up to 1"),
-        Failure("crashes", type="SIGSEGV"),
-        Failure("hangs"),
+        (raised(), raised("no line 3")),
+        (raised(), raised(kind="builtins.TypeError")),
+        (raised(), raised(frames=("/a/x.py:1 in one", "/a/y.py:2 in two", "/b/z.py:3 in four"))),
+        (raised(), raised("no lane 3\nadd.cpp:7: error: expected ';'")),
+        (raised(), OFF),
+        (raised(), Failure("crashes", type="SIGSEGV")),
+        (raised(), Failure("hangs")),
+        (OFF, Failure("wrong", "backward", message=OFF.message)),
+        (OFF, Failure("wrong", "forward", message="result 0: shape [1], not [2]")),
+        (CRASH, failure_of(Answer(Ended("crashes", -11, (*TAIL[:3], TAIL[4]))))),
+        (CRASH, Failure("crashes", type="SIGABRT", frames=CRASH.frames)),
     ],
 )
-def test_failures_of_other_kinds_differ(other: Failure) -> None:
+def test_failures_of_other_kinds_differ(one: Failure, other: Failure) -> None:
     """The type, the words, the lines with errors, the innermost frames and the kind matter."""
-    assert not raised().same_as(other)
-
-
-def test_kinds_of_wrong_results_differ() -> None:
-    """Wrong numbers are not a wrong shape, and a wrong forward is not a wrong backward."""
-    off = Failure("wrong", "forward", message="result 0: 3 of 4 elements are off, by up to 1")
-    assert off.same_as(Failure("wrong", "forward", message="result 3: 1 of 9 elements differ"))
-    assert not off.same_as(Failure("wrong", "backward", message=off.message))
-    assert not off.same_as(Failure("wrong", "forward", message="result 0: shape [1], not [2]"))
-
-
-def test_crashes_are_distinguished_by_their_frames() -> None:
-    """The frames are those that `faulthandler` prints, most recent first."""
-    tail = ("Fatal Python error: Segmentation fault", "", 'Thread 0x1 (most recent call first):',
-            '  File "/a/b.py", line 3 in kernel', '  File "/a/c.py", line 9 in compile')  # fmt: skip
-    one = failure_of(Answer(Ended("crashes", -11, tail)))
-    assert one == Failure("crashes", type="SIGSEGV", frames=("c.py in compile", "b.py in kernel"))
-    other = failure_of(Answer(Ended("crashes", -11, (*tail[:3], tail[4]))))
-    assert other is not None
     assert not one.same_as(other)
-    assert not one.same_as(Failure("crashes", type="SIGABRT", frames=one.frames))
 
 
 def test_a_frame_that_is_not_compared_is_not_minified(
@@ -349,9 +375,8 @@ def test_the_capture_is_not_overwritten(
     source = tmp_path / {"script": "a.py", "journal": "a.fkf.journal"}.get(how, "a.fkf")
     data = frame.read_bytes()
     source.write_bytes(data)
-    output = tmp_path / {"itself": "a.fkf", "another path": f"../{tmp_path.name}/a.fkf"}.get(
-        how, "a.fkf" if how in ("script", "journal") else "link.fkf"
-    )
+    names = {"another path": f"../{tmp_path.name}/a.fkf", "symlink": "s.fkf", "hard link": "h.fkf"}
+    output = tmp_path / names.get(how, "a.fkf")
     if how == "symlink":
         output.symlink_to(source)
     if how == "hard link":
@@ -366,70 +391,7 @@ def test_the_capture_is_not_overwritten(
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("small.py", "import torch\n"), ("small.fkf.journal", "Monday: nothing.\n")]
-)
-def test_files_that_minify_did_not_write_are_not_overwritten(
-    frame: Path, tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A program with the name of the script and a journal of another kind are refused."""
-    (tmp_path / name).write_text(text)
-    output = str(tmp_path / "small.fkf")
-    assert main(["minify", str(frame), "-o", output, "--backend", "bug_guard_only"]) == 2
-    message = capsys.readouterr().err
-    assert "the file exists and was not written by minify" in message
-    assert name in message
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).read_text() == text
-
-
-def test_the_output_cannot_have_the_path_of_the_script(
-    frame: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A capture with the name of its own script is refused."""
-    output = str(tmp_path / "small.py")
-    assert main(["minify", str(frame), "-o", output, "--backend", "bug_guard_only"]) == 2
-    assert "the capture and its script cannot be in one file" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 # --- sizes ----------------------------------------------------------------------------------------
-
-
-AT_SIZES = '''
-import torch
-
-
-def _tall(values):
-    return any(isinstance(v, torch.Tensor) and v.ndim and v.shape[0] >= 13 for v in values)
-
-
-def bug_tall(gm, inputs):
-    """It is wrong where a dim is 13 or more."""
-
-    def run(*args):
-        first, *others = gm(*args)
-        return [first + 1 if _tall([*args, first]) else first, *others]
-
-    return run
-
-
-def bug_tall_unexpected(gm, inputs):
-    """It is wrong there only if it was compiled with a smaller one."""
-    if any(isinstance(i, torch.SymInt) and (i.node.hint or 0) >= 13 for i in inputs):
-        return gm
-    return bug_tall(gm, inputs)
-
-
-def bug_cos(gm, inputs):
-    """It has no kernel for an operator, and looks at what each node is of."""
-    for module in gm.modules():
-        for node in getattr(module, "graph", torch.fx.Graph()).nodes:
-            if node.op.startswith("call_") and "cos" in str(node.target):
-                value = node.meta["example_value"]
-                raise NotImplementedError(f"no kernel for cos of {value.dtype}, {value.ndim} dims")
-    return gm
-'''
 
 
 @pytest.fixture(scope="module")
@@ -446,23 +408,16 @@ def sized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     unbacked = torch.ones(6, 2)
     torch._dynamo.decorators.mark_unbacked(unbacked, 0)
     found: dict[str, Path] = {}
-    for name, function, x, dynamic in (
-        ("backed", program, torch.ones(8, 4), True),
-        ("unbacked", program, unbacked, None),
-        ("data", finds, torch.ones(5, 4), None),
-    ):
-        torch._dynamo.reset()
-        recorder = tfk.record(folder / name)
-        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-            torch.compile(function, backend=recorder, dynamic=dynamic, fullgraph=True)(x)
-        found[name] = recorder.paths[0]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for name, function, x, dynamic in (
+            ("backed", program, torch.ones(8, 4), True),
+            ("unbacked", program, unbacked, None),
+            ("data", finds, torch.ones(5, 4), None),
+        ):
+            found[name] = recorded_frame(
+                folder / name, function, x, dynamic=dynamic, fullgraph=True
+            )
     return found
-
-
-@pytest.fixture
-def at_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the backends that fail at some sizes."""
-    plant(tmp_path / "planted", AT_SIZES, monkeypatch)
 
 
 def small(path: Path, backend: str, output: Path, *options: str) -> int:
@@ -472,7 +427,6 @@ def small(path: Path, backend: str, output: Path, *options: str) -> int:
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("at_sizes")
 def test_sizes_that_fuzz_saves_become_hints(
     sized: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -487,7 +441,6 @@ def test_sizes_that_fuzz_saves_become_hints(
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("at_sizes")
 @pytest.mark.long
 def test_minify_reports_a_frame_that_fails_at_other_hints_only(
     sized: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -507,7 +460,6 @@ def test_minify_reports_a_frame_that_fails_at_other_hints_only(
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("at_sizes")
 @pytest.mark.parametrize("name", ["unbacked", pytest.param("data", marks=pytest.mark.long)])
 def test_unbacked_sizes_become_static(
     sized: dict[str, Path], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -520,7 +472,6 @@ def test_unbacked_sizes_become_static(
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("at_sizes")
 @pytest.mark.long
 def test_minify_reports_a_script_that_does_not_fail(
     sized: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -565,27 +516,3 @@ def test_ctrl_c_at_the_first_write_says_what_was_written(
         with pytest.raises(KeyboardInterrupt):
             tfk.minify(frame, output, backend="bug_rejects_pattern")
         assert not output.exists()
-
-
-@pytest.mark.sweep
-def test_an_interrupted_minify_leaves_a_failing_frame(frame: Path, tmp_path: Path) -> None:
-    """The exit status is 130, and the first line reports the interruption."""
-    output = tmp_path / "small.fkf"
-    command = [sys.executable, "-m", "torch_fakeify", "minify", str(frame), "-o", str(output)]
-    child = subprocess.Popen(
-        [*command, "--backend", "bug_rejects_pattern"], stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    journal = tmp_path / "small.fkf.journal"
-    while child.poll() is None and not (journal.exists() and output.exists()):
-        time.sleep(0.02)
-    os.killpg(child.pid, signal.SIGINT)
-    output_text, _ = child.communicate(timeout=120)
-    assert child.returncode == 130
-    assert output_text.startswith(
-        "interrupted: the smallest frame so far is written; run the same command to resume"
-    )
-    with ForkServer() as server:
-        written = fails(server, output, BUGS[1])
-    assert written is not None
-    assert "epilogue" in written.message

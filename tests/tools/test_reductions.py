@@ -192,17 +192,13 @@ def test_static_dims_have_the_sizes_of_the_example(every: int) -> None:
         entries = [entry for entry in desc.inputs if entry.name in left]
         for entry, was in zip(static.inputs, entries, strict=True):
             assert entry.name == was.name
-            pairs = zip(
-                walk(entry.tensor, MetaTensorDesc), walk(was.tensor, MetaTensorDesc),
-                strict=True,
-            )  # fmt: skip
-            for tensor, before in pairs:
+            assert names_in(entry.sym) or not names_in(was.sym), (name, entry.name)
+            tensors = (walk(each.tensor, MetaTensorDesc) for each in (entry, was))
+            for tensor, before in zip(*tensors, strict=True):
                 for n, m in zip(tensor.size, before.size, strict=True):
                     if isinstance(m, SymDesc) and not names_in(m) - backed:
                         assert n == values.integer(m, name)
         tfk.Capture(static).instantiate()
-        for entry, was in zip(static.inputs, entries, strict=True):
-            assert names_in(entry.sym) or not names_in(was.sym), (name, entry.name)
     assert made >= 100 // every
 
 
@@ -272,11 +268,6 @@ def test_smaller_static_sizes_are_propagated() -> None:
     assert tried
 
 
-def bodies_of(program: Any, folder: Path, *inputs: torch.Tensor) -> CaptureDesc:
-    """Return the frame of a program that calls bodies."""
-    return read_capture(recorded_frame(folder, program, *inputs, fullgraph=True))
-
-
 def loose(desc: GraphModuleDesc) -> list[str]:
     """Return the attributes of a graph's module, or of a body's, that no node reads."""
     used = {at for fx_node in desc.nodes for at in used_nodes(fx_node)}
@@ -310,7 +301,7 @@ def test_bodies_and_constants_are_removed_with_their_last_user(
     tmp_path: Path, program: Any
 ) -> None:
     """No single operation leaves an unused attribute when it is removed, also in an inner body."""
-    desc = bodies_of(program, tmp_path, torch.ones(3))
+    desc = read_capture(recorded_frame(tmp_path, program, torch.ones(3), fullgraph=True))
     assert not loose(desc.graph)
     for i in operations(desc.graph):
         if desc.graph.nodes[i].op == "get_attr":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from torch_fakeify.tools.run_failures import HowCompiled, failure_lines, untrace
 from torch_fakeify.tools.run_script import ScriptReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cli_runs import Command
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -36,12 +35,6 @@ def failed(number: int = 0, **parts: Any) -> FrameReport:
     return FrameReport("f", path, **{**given, **parts})
 
 
-def next_of(frames: Sequence[FrameReport], how: HowCompiled | None = None) -> str:
-    """The command in the block."""
-    lines = failure_lines(frames, OUT, how or HowCompiled())
-    return next(line[14:] for line in lines if line.startswith("  next "))
-
-
 @pytest.mark.parametrize(
     ("parts", "how", "command"),
     [
@@ -49,29 +42,26 @@ def next_of(frames: Sequence[FrameReport], how: HowCompiled | None = None) -> st
         ({"state": "not finished"}, HowCompiled(), "replay"),
         ({"backend_place": "lib.npu:comp"}, HowCompiled(), "minify --backend lib.npu:comp"),
         ({"backend_place": "lib.npu"}, HowCompiled(), "minify --import lib.npu"),
-        (
-            {"backend_place": "lib.npu:comp"},
-            HowCompiled("eager", ("ops",)),
-            "minify --import ops --backend eager",
-        ),
+        ({"backend_place": "lib.npu:comp"}, HowCompiled("eager", ("ops",)), "minify --import ops --backend eager"),
     ],
-)
+)  # fmt: skip
 def test_the_next_command_has_the_options_that_it_needs(
     parts: dict[str, Any], how: HowCompiled, command: str
 ) -> None:
     """Those of the run, and the place of a backend of one's own."""
-    expected = f"torch-fakeify {command} captures/s/000-f-00000000.fkf"
-    assert next_of([failed(**parts)], how) == expected
+    line = f"  next        torch-fakeify {command} captures/s/000-f-00000000.fkf"
+    assert failure_lines([failed(**parts)], OUT, how)[-1] == line
 
 
 def test_a_backend_of_the_script_itself_has_to_move() -> None:
     """The command has a placeholder for the module, and the line before it says what comes first."""
-    frames = [failed(backend_place="__main__:mine")]
-    assert next_of(frames) == (
-        "torch-fakeify minify --backend MODULE:mine captures/s/000-f-00000000.fkf"
-    )
-    first = "move the backend from the script into a module, which is MODULE below"
-    assert f"  first       {first}" in failure_lines(frames, OUT, HowCompiled())
+    frames = [failed(backend_place="__main__:mine", backend="mine")]
+    assert failure_lines(frames, OUT, HowCompiled())[-2:] == [
+        "  first       move the backend from the script into a module, which is MODULE below",
+        "  next        torch-fakeify minify --backend MODULE:mine captures/s/000-f-00000000.fkf",
+    ]
+    with pytest.raises(ScriptError, match="Move it into a module that the script imports"):
+        ScriptReport(frames).failing()
 
 
 def test_the_first_failure_is_shown_and_others_are_named() -> None:
@@ -146,37 +136,30 @@ def test_the_line_is_that_of_the_node_that_failed(
     assert line("no code", (own,)) == "s.py:1"
 
 
-def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:
-    """The advice is for the kind of error."""
-    found = {
-        "classes": ["InternalTorchDynamoError"],
-        "error": "E: no",
-        "explanation": "",
-        "line": None,
-        "advice": [],
-    }
-    assert untraced_lines(found, [failed()], OUT) == [
+ADVICE = ["known: n >= 0", "It would follow with:", "torch._check(n <= 8)  # at s.py:3"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "error", "advice", "next_step"),
+    [
+        ("InternalTorchDynamoError", "E: no", [], "Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack"),
+        ("UserError", "Could not guard on data-dependent expression u0 <= 8", [], "Run it with TORCH_FAKEIFY_ENTAILMENT=1: "),
+        ("UserError", "Could not guard on data-dependent expression u0 <= 8", ADVICE, "Add the check that holds before that line"),
+    ],
+)  # fmt: skip
+def test_a_failure_of_dynamo_has_advice_of_its_kind(
+    cls: str, error: str, advice: list[str], next_step: str
+) -> None:
+    """What was recorded before is counted; with entailment there are the known facts and the checks."""
+    found = {"classes": [cls], "error": error, "explanation": "", "line": None, "advice": advice}
+    *lines, last = untraced_lines(found, [failed()], OUT)
+    assert lines == [
         "  frame       none: torch.compile failed before it called a backend",
-        "  error       E: no",
+        f"  error       {error}",
+        *(f"              {line}" for line in advice),
         "  recorded    1 capture in captures/s until then",
-        "  next        Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack",
     ]
-
-
-def test_a_data_dependent_failure_says_how_to_prove_it() -> None:
-    """Without entailment the block names it; with it, it has the known facts and the checks."""
-    found = {
-        "classes": ["UserError"],
-        "error": "UserError: Could not guard on data-dependent expression u0 <= 8",
-        "explanation": "",
-        "line": None,
-        "advice": [],
-    }
-    assert "TORCH_FAKEIFY_ENTAILMENT=1" in untraced_lines(found, [], OUT)[-1]
-    advice = ["known: n >= 0", "It would follow with:", "torch._check(n <= 8)  # at s.py:3"]
-    lines = untraced_lines({**found, "advice": advice}, [], OUT)
-    assert [line.strip() for line in lines if line.startswith(" " * 14)] == advice
-    assert lines[-1] == "  next        Add the check that holds before that line"
+    assert last.startswith(f"  next        {next_step}")
 
 
 LIB = """
@@ -215,10 +198,15 @@ def grow(x):
 GOOD = "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
 
 
+def write_script(folder: Path, code: str) -> None:
+    """Write the script ``s.py``, and its module."""
+    (folder / "lib.py").write_text(LIB)
+    (folder / "s.py").write_text(f"import torch\nimport lib\n{code}")
+
+
 def run_of(command: Command, tmp_path: Path, code: str) -> tuple[int, list[str]]:
     """The exit status of a run, and the block with the last line."""
-    (tmp_path / "lib.py").write_text(LIB)
-    (tmp_path / "s.py").write_text(f"import torch\nimport lib\n{code}")
+    write_script(tmp_path, code)
     done = command("run", "s.py", cwd=tmp_path)
     lines = done.stderr.splitlines()
     at = max(n for n, line in enumerate(lines) if line.startswith("  frame  "))
@@ -226,32 +214,37 @@ def run_of(command: Command, tmp_path: Path, code: str) -> tuple[int, list[str]]
 
 
 @pytest.mark.sweep
-def test_a_graph_break_under_fullgraph_is_told(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "line", "error", "more", "recorded", "next_step"),
+    [
+        (
+            f"{GOOD}torch.compile(lib.branch, backend='eager', fullgraph=True)(torch.ones(2))\n",
+            "lib.py:16: if x.sum() > 0:", "Unsupported: ", "", "1 capture in captures/s",
+            "Change that line, or compile without fullgraph=True",
+        ),
+        (
+            "torch.compile(lib.step, backend='eager', fullgraph=True)(torch.ones(2))\n",
+            "lib.py:13: return buy(x + 1)", "TorchRuntimeError: ", "shop.buy.*no price", "nothing",
+            "Correct that operator's fake kernel",
+        ),
+    ],
+    ids=["graph break", "fake kernel"],
+)  # fmt: skip
+def test_a_frame_that_is_not_traced_is_told(
+    command: Command, tmp_path: Path, code: str, line: str, error: str, more: str, recorded: str,
+    next_step: str,
+) -> None:  # fmt: skip
     """There is no capture of it: the block has the line, the error, and what was recorded before."""
-    code = GOOD + "torch.compile(lib.branch, backend='eager', fullgraph=True)(torch.ones(2))\n"
     status, lines = run_of(command, tmp_path, code)
     assert status == 1
     assert lines[0] == "  frame       none: torch.compile failed before it called a backend"
-    assert lines[1] == "  your line   lib.py:16: if x.sum() > 0:"
-    assert lines[2].startswith("  error       Unsupported: ")
-    assert "  recorded    1 capture in captures/s until then" in lines
-    assert lines[-2].startswith("  next        Change that line, or compile without fullgraph=True")
+    assert lines[1] == f"  your line   {line}"
+    assert lines[2].startswith(f"  error       {error}")
+    assert re.search(more, lines[3])
+    assert f"  recorded    {recorded} until then" in lines
+    assert lines[-2].startswith(f"  next        {next_step}")
     assert lines[-1] == "torch-fakeify: the script raised, exit status 1"
-
-
-@pytest.mark.sweep
-def test_a_fake_kernel_that_raises_is_told(command: Command, tmp_path: Path) -> None:
-    """The block has the user's line and the operator's error, and no folder is left."""
-    code = "torch.compile(lib.step, backend='eager', fullgraph=True)(torch.ones(2))\n"
-    status, lines = run_of(command, tmp_path, code)
-    assert status == 1
-    assert lines[1] == "  your line   lib.py:13: return buy(x + 1)"
-    assert lines[2].startswith("  error       TorchRuntimeError: ")
-    assert "shop.buy" in lines[3]
-    assert "no price" in lines[3]
-    assert "  recorded    nothing until then" in lines
-    assert lines[-2].startswith("  next        Correct that operator's fake kernel")
-    assert not (tmp_path / "captures").exists()
+    assert (tmp_path / "captures").exists() == (recorded != "nothing")
 
 
 @pytest.mark.sweep
@@ -281,12 +274,8 @@ def test_a_script_is_recorded_and_its_failing_frame_minified(
         raise NotFailingError("stop here")
 
     monkeypatch.setattr(search, "minify", minify)
-    (tmp_path / "lib.py").write_text(LIB)
-    (tmp_path / "s.py").write_text(
-        "import sys, torch\nimport lib\n"
-        f"{GOOD}assert sys.argv[1:] == ['--up', 'x']\n"
-        "torch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n"
-    )
+    code = f"{GOOD}import sys\nassert sys.argv[1:] == ['--up', 'x']\n"
+    write_script(tmp_path, code + "torch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n")
     done = command("minify", "--seed", "5", "s.py", "--", "--up", "x", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.endswith("torch-fakeify: stop here\n")
@@ -300,10 +289,7 @@ def test_a_script_is_recorded_and_its_failing_frame_minified(
 @pytest.mark.sweep
 def test_run_minifies(command: Command, tmp_path: Path) -> None:
     """``run --minify`` writes the small capture and its script."""
-    (tmp_path / "lib.py").write_text(LIB)
-    (tmp_path / "s.py").write_text(
-        "import torch\nimport lib\ntorch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n"
-    )
+    write_script(tmp_path, "torch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n")
     done = command("run", "--minify", "s.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "raises: ValueError: no mul" in done.stdout
@@ -315,16 +301,7 @@ def test_run_minifies(command: Command, tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_a_script_without_a_failing_frame_is_not_minified(command: Command, tmp_path: Path) -> None:
     """The exit status is 1; a backend of the script itself is an error with what to do."""
-    (tmp_path / "s.py").write_text(f"import torch\n{GOOD}")
+    write_script(tmp_path, GOOD)
     done = command("minify", "s.py", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "torch-fakeify: no recorded frame failed: there is nothing to minify\n",
-    )
-
-
-def test_a_backend_of_the_script_cannot_be_minified() -> None:
-    """The error says what to do."""
-    report = ScriptReport([failed(backend_place="__main__:mine", backend="mine")])
-    with pytest.raises(ScriptError, match="Move it into a module that the script imports"):
-        report.failing()
+    message = "torch-fakeify: no recorded frame failed: there is nothing to minify\n"
+    assert (done.returncode, done.stderr) == (1, message)

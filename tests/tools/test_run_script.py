@@ -6,18 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from cli_runs import error_of
 from processes import COMMAND, environment, fresh, started
 from registered_backends import write_backends
 
-from torch_fakeify import cli
 from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.render.show import show_lines
 from torch_fakeify.serialization.capture_file import read_capture
+
+if TYPE_CHECKING:
+    from cli_runs import Command
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -49,24 +51,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Command: TypeAlias = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: exit status, standard output and error."""
-
-    def run(*args: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        return (cli.main(args), *capfd.readouterr())
-
-    return run
-
-
 def only_second() -> Any:
     """Return the record of the second frame."""
     (path,) = Path("captures/s").glob("001-second-*.fkf")
     return read_capture(path)
+
+
+def check_replay(done: subprocess.CompletedProcess[str], verdict: str) -> None:
+    """Check the verdict of ``replay``, and its exit status."""
+    assert done.stdout.splitlines()[0] == verdict, done.stdout + done.stderr
+    assert done.returncode == (verdict != "reproduced")
 
 
 # --- deaths -------------------------------------------------------------------------------------
@@ -93,22 +87,22 @@ def test_the_death_of_a_backend_is_recorded(
 ) -> None:
     """The table and the capture name the frame and the cause, and replay reproduces it."""
     monkeypatch.setenv("HOW", how)
-    code, out, err = command("run", "s.py", backend)
-    first, second = out.splitlines()[2:4]
+    done = command("run", "s.py", backend, cwd=home)
+    first, second = done.stdout.splitlines()[2:4]
     assert first.endswith("compiled")
     assert second.endswith(f"failed: {text} while {backend} compiled it")
-    assert code == 1
-    assert err.endswith(f"exit status {status}\n")
-    assert ("in dies" in err) == (how == "SIGSEGV")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"exit status {status}\n")
+    assert ("in dies" in done.stderr) == (how == "SIGSEGV")
     assert f"result    failed: {text}" in show_lines(only_second())
     (path,) = Path("captures/s").glob("001-*.fkf")
-    code, out, err = command("replay", "--backend", backend, str(path))
-    assert (code, out.splitlines()[0]) == (0, "reproduced"), out + err
+    check_replay(command("replay", "--backend", backend, path, cwd=home), "reproduced")
     if how == "SIGSEGV":
-        code, out, err = command("replay", "--backend", "good", str(path))
-        assert (code, out.splitlines()[0]) == (1, "not reproduced")
-        assert "  recorded:\n    killed by SIGSEGV: Segmentation fault\n" in out
-        assert command("run", "--script-status", "s.py", backend)[0] == status
+        done = command("replay", "--backend", "good", path, cwd=home)
+        check_replay(done, "not reproduced")
+        assert "  recorded:\n    killed by SIGSEGV: Segmentation fault\n" in done.stdout
+        done = command("run", "--script-status", "s.py", backend, cwd=home)
+        assert done.returncode == status
 
 
 @pytest.mark.sweep
@@ -117,11 +111,13 @@ def test_the_death_of_compiled_code_is_not_the_frames(
 ) -> None:
     """No output blames the compilation of a frame that had been compiled before."""
     monkeypatch.setenv("HOW", "SIGSEGV")
-    code, out, err = command("run", "s.py", "later")
-    assert code == 1
-    assert any(line.endswith("  compiled") for line in out.splitlines())
-    assert "in dies" in err
-    assert err.endswith("torch-fakeify: the script was killed by SIGSEGV, exit status 139\n")
+    done = command("run", "s.py", "later", cwd=home)
+    assert done.returncode == 1
+    assert any(line.endswith("  compiled") for line in done.stdout.splitlines())
+    assert "in dies" in done.stderr
+    assert done.stderr.endswith(
+        "torch-fakeify: the script was killed by SIGSEGV, exit status 139\n"
+    )
     assert "result    compiled" in show_lines(only_second())
 
 
@@ -162,10 +158,9 @@ def test_an_interrupted_backend_leaves_an_unfinished_frame(home: Path, command: 
     assert any(line.endswith("not finished: interrupted") for line in out.splitlines())
     assert "result    not finished" in show_lines(only_second())
     (path,) = Path("captures/s").glob("001-*.fkf")
-    code, out, _ = command("replay", "--backend", "hangs", "--timeout", "8", str(path))
-    assert (code, out.splitlines()[0]) == (0, "reproduced"), out
-    code, out, _ = command("replay", "--backend", "good", str(path))
-    assert (code, out.splitlines()[0]) == (1, "not reproduced"), out
+    done = command("replay", "--backend", "hangs", "--timeout", "8", path, cwd=home)
+    check_replay(done, "reproduced")
+    check_replay(command("replay", "--backend", "good", path, cwd=home), "not reproduced")
 
 
 @pytest.mark.sweep
@@ -263,10 +258,8 @@ def test_inductor_gets_the_settings_of_the_script(home: Path) -> None:
     )
     mine = ["['coordinate_descent_tuning', 'max_autotune']"]
     for options in ([], ["--backend", "inductor"]):
-        process = started("run", *options, "s.py")
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        lines = [line for line in out.splitlines() if line.startswith("[")]
+        done = fresh(*COMMAND, "run", *options, "s.py")
+        lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
         assert lines[:1] == mine
         assert len(lines) == 1 + bool(options)
 
@@ -280,10 +273,9 @@ def test_an_exported_frame_is_captured_but_not_compiled(home: Path) -> None:
         "    def forward(self, x): return x.relu()\n"
         "torch.export.export(Net(), (torch.ones(2),), strict=True)\n"
     )
-    process = started("run", "--backend", "eager", "s.py")
-    out, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (0, "")
-    assert out.splitlines()[1].endswith("  not compiled")
+    done = fresh(*COMMAND, "run", "--backend", "eager", "s.py")
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[1].endswith("  not compiled")
 
 
 # --- exit statuses ------------------------------------------------------------------------------
@@ -294,25 +286,116 @@ def test_a_failed_frame_makes_the_status_1_although_the_script_continues(
     home: Path, command: Command
 ) -> None:
     """The last line counts the frames; ``--script-status`` returns the script's own status."""
-    code, out, err = command("run", "s.py", "fails", "on")
-    assert code == 1
-    assert "later" in out
-    assert any(line.endswith("failed: ValueError") for line in out.splitlines())
+    done = command("run", "s.py", "fails", "on", cwd=home)
+    assert done.returncode == 1
+    assert "later" in done.stdout
+    assert any(line.endswith("failed: ValueError") for line in done.stdout.splitlines())
     last = "torch-fakeify: of 2 frames 1 failed; the script finished, exit status 0"
-    assert err.splitlines()[-1] == last
-    assert command("run", "--script-status", "s.py", "fails", "on")[0] == 0
+    assert done.stderr.splitlines()[-1] == last
+    again = command("run", "--script-status", "s.py", "fails", "on", cwd=home)
+    assert again.returncode == 0
+
+
+# --- modules and child processes -----------------------------------------------------------------
+
+
+MODULE = """
+import multiprocessing, sys, torch
+
+def child(n):
+    return torch.compile(lambda x: x * n, backend="eager")(torch.ones(2)).tolist()
+
+if __name__ == "__main__":
+    print("argv", sys.argv[1:], sys.path[0], __spec__.name)
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        print(pool.map(child, [3]))
+"""
+
+
+def rows_of(text: str) -> list[str]:
+    """The files in the table, with their folder."""
+    return [line.split()[0] for line in text.splitlines() if ".fkf " in line]
+
+
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("fork", marks=pytest.mark.long)]
+)  # of multiprocessing
+@pytest.mark.sweep
+def test_a_module_and_its_children_are_recorded(
+    command: Command, tmp_path: Path, method: str
+) -> None:
+    """``run -m`` is ``python -m``; the table has the frames of child processes, in their folders."""
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "prog.py").write_text(MODULE)
+    done = command("run", "--out", "out", "-m", "pkg.prog", method, "--out", "x", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    argv = [method, "--out", "x"]
+    assert done.stdout.startswith(f"argv {argv} {tmp_path} pkg.prog\n[[3.0, 3.0]]\nfile")
+    own, of_child = rows_of(done.stdout)
+    assert own.startswith("pkg.prog/000-")
+    process = of_child.split("/")[1]
+    assert of_child.startswith(f"pkg.prog/{process}/000-")
+    assert process.isdecimal()
+    assert sorted(map(str, (tmp_path / "out").rglob("*.fkf"))) == sorted(
+        str(tmp_path / "out" / row) for row in (own, of_child)
+    )
 
 
 @pytest.mark.sweep
-def test_the_scripts_own_status_is_printed(home: Path, command: Command) -> None:
-    """The last line has the script's exit status, which the command can be asked to return."""
-    (home / "s.py").write_text(
-        "import sys, torch\n"
-        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
-        "sys.exit(7)\n"
+def test_runs_do_not_mix(command: Command, tmp_path: Path) -> None:
+    """Two scripts, and two runs of one script, have folders of their own; a failed run leaves none."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(
+            f"import torch\ntorch.compile(lambda x: x + {ord(name)}, backend='eager')(torch.ones(2))\n"
+        )
+    (tmp_path / "c.py").write_text("raise ValueError")
+    runs = [command("run", f"{name}.py", cwd=tmp_path) for name in "aab"]
+    assert [rows_of(done.stdout)[0].split("/")[0] for done in runs] == ["a", "a-2", "b"]
+    assert "found ValueError: " in error_of(command("run", "c.py", cwd=tmp_path))
+    shown = command("show", "captures", cwd=tmp_path).stdout
+    assert [shown.count(f"\n{name}/000-") for name in ("a", "a-2", "b", "c")] == [1, 1, 1, 0]
+    assert sorted(path.name for path in (tmp_path / "captures").iterdir()) == ["a", "a-2", "b"]
+
+
+@pytest.mark.sweep
+def test_a_child_that_fails_or_dies_is_in_the_table(command: Command, tmp_path: Path) -> None:
+    """The exit status is 1, though the script ends well."""
+    (tmp_path / "s.py").write_text(
+        "import subprocess, sys\n"
+        "code = '''import os, signal, torch\n"
+        "def fails(gm, inputs):\n"
+        "    raise ValueError('no')\n"
+        "def dies(gm, inputs):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try:\n"
+        "    torch.compile(lambda x: x + 1, backend=fails)(torch.ones(2))\n"
+        "except Exception:\n"
+        "    torch.compile(lambda x: x + 2, backend=dies)(torch.ones(2))\n"
+        "'''\n"
+        "subprocess.run([sys.executable, '-c', code], check=False)\n"
     )
-    code, _, err = command("run", "--script-status", "s.py")
-    assert (code, err) == (7, "torch-fakeify: the script exited, exit status 7\n")
+    done = command("run", "s.py", cwd=tmp_path)
+    assert done.returncode == 1
+    first, second = done.stdout.splitlines()[1:3]
+    assert first.endswith("failed: ValueError")
+    process = second.split("/")[1]
+    assert second.endswith(f"not finished: process {process} ended while dies compiled it")
+    assert done.stderr.endswith(
+        "of 2 frames 1 failed, 1 not finished; the script finished, exit status 0\n"
+    )
+
+
+@pytest.mark.sweep
+def test_a_module_that_does_not_exist_is_an_error(command: Command, tmp_path: Path) -> None:
+    """The error is Python's."""
+    done = command("run", "-m", "no_such_module", cwd=tmp_path)
+    assert error_of(done) == (
+        "no_such_module: the script ended before it compiled anything; "
+        "found ImportError: No module named no_such_module. Run it without recording first"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- notes --------------------------------------------------------------------------------------

@@ -8,10 +8,8 @@ from html import unescape
 from typing import TYPE_CHECKING
 
 import pytest
-from places import GOLDEN
 from processes import COMMAND, fresh
 
-from torch_fakeify.cli import main
 from torch_fakeify.render.report.html import joined
 from torch_fakeify.render.report.stages import Phase, Stage, Stages, stages_html
 from torch_fakeify.tools.stages import _lines_of, _Log
@@ -92,17 +90,6 @@ def test_texts_of_a_compiler_are_escaped() -> None:
     assert "<script" not in page
     assert "\x1b" not in page
     assert page.count("&lt;script&gt;") == 4
-
-
-def test_a_backend_without_stages_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A report compiles nothing unless it is asked to."""
-    output = tmp_path / "page.html"
-    frame = str(GOLDEN / "program_failed.fkf")
-    assert main(["report", frame, "--backend", "eager", "-o", str(output)]) == 2
-    assert "Add --stages" in capsys.readouterr().err
-    assert not output.exists()
 
 
 CHIP = """

@@ -11,12 +11,14 @@ import pty
 import re
 import shlex
 import struct
+import subprocess
 import sys
 import termios
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from places import ROOT
+from processes import COMMAND, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,38 +63,25 @@ for rows in (3, 14):
 }
 
 
-class Terminal:
-    """A terminal of 80 columns in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def type(self, command: str) -> tuple[int, list[str]]:
-        """Run a command; return its exit status, and the lines that are left on the screen."""
-        words = shlex.split(command)
-        starts = {"torch-fakeify": ["-m", "torch_fakeify"], "python": []}
-        argv = [sys.executable, *starts[words[0]], *words[1:]]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1"}
-        environment.pop("COLUMNS", None)
-        process, terminal = pty.fork()
-        if process == 0:
-            os.chdir(self.folder)
-            os.execve(argv[0], argv, environment)
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        out = b""
-        while part := self._read(terminal):
+def typed(command: str, folder: Path) -> tuple[int, list[str]]:
+    """Run a command in a terminal; return its exit status, and the lines that are left on the screen."""
+    words = shlex.split(command)
+    starts = {"torch-fakeify": COMMAND, "python": ()}
+    terminal, other_side = pty.openpty()
+    fcntl.ioctl(other_side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, *starts[words[0]], *words[1:]],
+        cwd=folder, env=environment(TERM="xterm", NO_COLOR="1"),
+        stdin=other_side, stdout=other_side, stderr=other_side,
+    )  # fmt: skip
+    os.close(other_side)
+    out = b""
+    with suppress(OSError):  # the other side is closed
+        while part := os.read(terminal, 1 << 16):
             out += part
-        os.close(terminal)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        lines = out.decode().replace("\r\n", "\n").split("\n")
-        return status, [line.rpartition("\r")[2].rstrip() for line in lines]
-
-    @staticmethod
-    def _read(terminal: int) -> bytes:
-        try:
-            return os.read(terminal, 1 << 16)
-        except OSError:  # the other side is closed
-            return b""
+    os.close(terminal)
+    lines = out.decode().replace("\r\n", "\n").split("\n")
+    return process.wait(), [line.rpartition("\r")[2].rstrip() for line in lines]
 
 
 def command_in(lines: list[str], verb: str) -> str:
@@ -114,8 +103,7 @@ def test_from_a_failing_script_to_a_small_one(tmp_path: Path) -> None:
     """`run` names `minify`, which names the script, which fails in the same way with torch alone."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    terminal = Terminal(tmp_path)
-    status, lines = terminal.type("torch-fakeify run train.py")
+    status, lines = typed("torch-fakeify run train.py", tmp_path)
     assert status == 1
     check_width(own(lines))
     text = "\n".join(own(lines))
@@ -124,7 +112,7 @@ def test_from_a_failing_script_to_a_small_one(tmp_path: Path) -> None:
 
     minify = command_in(own(lines), "torch-fakeify minify")
     (file,) = [word for word in minify.split() if word.endswith(".fkf")]
-    status, lines = terminal.type(f"torch-fakeify show {file}")
+    status, lines = typed(f"torch-fakeify show {file}", tmp_path)
     assert status == 0
     check_width(lines)
     assert len(lines) <= 40
@@ -132,13 +120,13 @@ def test_from_a_failing_script_to_a_small_one(tmp_path: Path) -> None:
     assert "at node y_1 = torch.cumsum(y, 0) (named in the message; layers.py:14 in forward" in text
     assert command_in(lines, "torch-fakeify minify") == minify
 
-    status, lines = terminal.type(minify)
+    status, lines = typed(minify, tmp_path)
     assert status == 0, lines
     check_width(lines)
     assert "operations: 6 -> 1" in lines
     assert "script: fails in the same way" in lines
     script = command_in(lines, "python")
-    status, lines = terminal.type(script)
+    status, lines = typed(script, tmp_path)
     assert status == 1
     assert any("NotImplementedError: chip has no code for node" in line for line in lines)
     assert not any("torch_fakeify" in line for line in lines), "the script uses torch alone"

@@ -94,37 +94,46 @@ def recorded(
     return path
 
 
-def settings_of(path: Path) -> dict[str, Any]:
-    """The recorded settings by their dotted names."""
+def surroundings_of(path: Path) -> SurroundingsDesc:
+    """The recorded surroundings."""
     found = read_capture(path).surroundings
     assert found is not None
-    return {f"{s.module}.{s.name}": s.value for s in found.settings}
+    return found
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """The recorded settings by their dotted names."""
+    return {f"{s.module}.{s.name}": s.value for s in surroundings_of(path).settings}
 
 
 # --- settings that decide -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
+    ("setting", "value", "backend"),
     [
-        pytest.param(f"{INDUCTOR}.freezing", True, marks=pytest.mark.long),
-        (f"{INDUCTOR}.fallback_random", True),
-        (f"{FUNCTORCH}.activation_memory_budget", 0.5),
+        pytest.param(f"{INDUCTOR}.freezing", True, "picky", marks=pytest.mark.long),
+        (f"{INDUCTOR}.fallback_random", True, "picky"),
+        (f"{FUNCTORCH}.activation_memory_budget", 0.5, "picky"),
+        # Torch refuses it where its partitioner reads it.
+        (f"{FUNCTORCH}.activation_memory_budget", 7.5, "aot_eager_decomp_partition"),
     ],
 )
 @pytest.mark.sweep
 def test_a_setting_that_decides_a_failure_is_set_again(
-    tmp_path: Path, setting: str, value: Any
+    tmp_path: Path, setting: str, value: Any, backend: str
 ) -> None:
     """A frame that fails under a setting fails in a fresh process, and passes without the setting."""
-    path = recorded(tmp_path, f"{setting} = {value}")
+    path = recorded(tmp_path, f"{setting} = {value}", f'backend="{backend}"')
     assert settings_of(path) == {setting: value}
-    verdict = replay_capture(path, backend="picky")
+    verdict = replay_capture(path, backend=backend)
     assert (verdict.verdict, verdict.holds) == ("reproduced", True), verdict
     assert "not set here:" not in verdict.details
     desc = read_capture(path)
+    assert desc.failure is not None
+    assert str(value) in desc.failure.message
     write_capture(path, msgspec.structs.replace(desc, surroundings=SurroundingsDesc()))
-    verdict = replay_capture(path, backend="picky")
+    verdict = replay_capture(path, backend=backend)
     assert verdict.verdict == "not reproduced"
     assert "differs here:" in verdict.details
 
@@ -134,27 +143,15 @@ def test_settings_of_torch_compile_are_set_for_inductor(tmp_path: Path) -> None:
     """``mode`` and ``options`` arrive as settings; a real inductor fails in a fresh process by one."""
     given = 'mode=None, options={"max_autotune": True, "_raise_error_for_testing": True}'
     path = recorded(tmp_path, "", given)
-    desc = read_capture(path)
-    assert desc.failure is not None
-    assert desc.failure.type.endswith("AssertionError") or "AssertionError" in desc.failure.message
-    assert desc.surroundings is not None
-    assert all(setting.option for setting in desc.surroundings.settings)
+    failure = read_capture(path).failure
+    assert failure is not None
+    assert "AssertionError" in failure.type + failure.message
+    assert all(setting.option for setting in surroundings_of(path).settings)
     assert settings_of(path) == {
         f"{INDUCTOR}.max_autotune": True, f"{INDUCTOR}._raise_error_for_testing": True
     }  # fmt: skip
     assert replay_capture(path, backend="inductor").verdict == "reproduced"
     assert replay_capture(path, backend="aot_eager").verdict == "not reproduced"
-
-
-@pytest.mark.sweep
-def test_a_memory_budget_decides_in_torchs_partitioner(tmp_path: Path) -> None:
-    """A budget that torch refuses fails where torch reads it."""
-    name = "aot_eager_decomp_partition"
-    path = recorded(tmp_path, f"{FUNCTORCH}.activation_memory_budget = 7.5", f'backend="{name}"')
-    failure = read_capture(path).failure
-    assert failure is not None
-    assert "7.5" in failure.message
-    assert replay_capture(path, backend=name).verdict == "reproduced"
 
 
 @pytest.mark.sweep
@@ -199,9 +196,7 @@ def test_a_setting_by_a_variable_is_a_setting(tmp_path: Path) -> None:
     """What torch reads from the environment is recorded with its value, and set without the variable."""
     path = recorded(tmp_path, "", 'backend="picky"', TORCHINDUCTOR_FREEZING="1")
     assert settings_of(path) == {f"{INDUCTOR}.freezing": True}
-    desc = read_capture(path)
-    assert desc.surroundings is not None
-    assert desc.surroundings.environment == (("TORCHINDUCTOR_FREEZING", "1"),)
+    assert surroundings_of(path).environment == (("TORCHINDUCTOR_FREEZING", "1"),)
     assert "TORCHINDUCTOR_FREEZING" not in os.environ
     assert replay_capture(path, backend="picky").verdict == "reproduced"
 
@@ -240,9 +235,7 @@ def test_a_compiler_is_set_for_a_trusted_file_alone(
 def test_options_of_a_backend_of_ones_own_are_passed_to_it_if_trusted(tmp_path: Path) -> None:
     """Nobody knows their meaning; another backend never gets them."""
     path = recorded(tmp_path, "", 'backend="optional", options={"level": 3}')
-    desc = read_capture(path)
-    assert desc.surroundings is not None
-    assert desc.surroundings.options == (("level", 3),)
+    assert surroundings_of(path).options == (("level", 3),)
     verdict = replay_capture(path, backend="optional")
     assert verdict.verdict == "not reproduced"
     assert any("options.level: a backend may run or write" in line for line in verdict.details)
@@ -256,13 +249,11 @@ def test_options_of_a_backend_of_ones_own_are_passed_to_it_if_trusted(tmp_path: 
 def test_a_setting_that_this_torch_lacks_is_named(tmp_path: Path) -> None:
     """Also where the file is trusted, and where the process dies."""
     path = recorded(tmp_path, f"{INDUCTOR}.fallback_random = True")
-    desc = read_capture(path)
-    assert desc.surroundings is not None
     more = SettingDesc(module="torch._inductor.config", name="of_torch_9", value=1)
     found = msgspec.structs.replace(
-        desc.surroundings, settings=(more,), python="9.9.9", versions=(("torch", "9.9"),)
+        surroundings_of(path), settings=(more,), python="9.9.9", versions=(("torch", "9.9"),)
     )
-    write_capture(path, msgspec.structs.replace(desc, surroundings=found))
+    write_capture(path, msgspec.structs.replace(read_capture(path), surroundings=found))
     for backend in ("eager", "dies"):
         details = replay_capture(path, backend=backend, trust=True).details
         lines = [line.strip() for line in details]

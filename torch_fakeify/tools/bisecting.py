@@ -20,8 +20,6 @@ _REFUSED = "cannot be rebuilt"
 
 
 class _Found(NamedTuple):
-    """The verdict of one interpreter."""
-
     word: str
     detail: str
     """What happened, in one line."""

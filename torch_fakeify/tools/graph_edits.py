@@ -46,12 +46,8 @@ def operations(graph: GraphModuleDesc) -> list[int]:
 
 
 def _shared_position(value: Any) -> int | None:
-    """Position in ``GraphModuleDesc.shared`` that a value refers to; ``None`` for any other value."""
-    match value:
-        case OpaqueValue(kind="shared", data=int(at)):
-            return at
-        case _:
-            return None
+    is_shared = isinstance(value, OpaqueValue) and value.kind == "shared"
+    return value.data if is_shared and isinstance(value.data, int) else None
 
 
 def _moved_shared(value: Any, place: Callable[[int], int]) -> Any:
@@ -82,7 +78,7 @@ def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc |
     """
     graph = desc.graph
     removed = set(positions)
-    users = _users(graph)
+    users = users_of(graph)
     last = len(graph.nodes) - 1
     needed = {at for at in removed if users[at] - removed - {last}}
     inputs: dict[int, InputDesc] = {}
@@ -153,7 +149,7 @@ def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
         extra.append(msgspec.structs.replace(_moved(fx_node, rewrite), name=name))
     results = [rewrite(value) for value in inner]
     by: dict[int, Value] = {position: None}
-    users = _users(graph)
+    users = users_of(graph)
     for user in users[position]:
         fx_node = graph.nodes[user]
         item = fx_node.args[1] if _is_item(fx_node) and len(fx_node.args) == 2 else None
@@ -163,10 +159,7 @@ def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
     for at in used_nodes(graph.nodes[position]):
         if graph.nodes[at].op == "get_attr" and users[at] == {position}:
             by[at] = None
-    whole = msgspec.structs.replace(
-        graph,
-        shared=(*graph.shared, *(rewrite(value) for value in body.shared)),
-    )
+    whole = msgspec.structs.replace(graph, shared=(*graph.shared, *map(rewrite, body.shared)))
     desc = msgspec.structs.replace(desc, graph=whole)
     return _rebuilt(desc, set(by), {}, by, returned, {position: extra})
 
@@ -249,7 +242,8 @@ class FreshIds:
 # --- implementation ------------------------------------------------------------------------------------------
 
 
-def _users(graph: GraphModuleDesc) -> list[set[int]]:
+def users_of(graph: GraphModuleDesc) -> list[set[int]]:
+    """Positions of the nodes that use each node."""
     users: list[set[int]] = [set() for _ in graph.nodes]
     for i, fx_node in enumerate(graph.nodes):
         for at in used_nodes(fx_node):
@@ -322,15 +316,14 @@ def _rebuilt(
         if i in inputs:
             made.append(_placeholder(fx_node, inputs[i], rewrite))
         elif fx_node.op == "output" and returned is not None:
-            kind = type(fx_node.args[0])
-            items = tuple(rewrite(value) for value in returned)
-            wrapped = ListValue(items=items) if kind is ListValue else TupleValue(items=items)
+            kind = ListValue if isinstance(fx_node.args[0], ListValue) else TupleValue
+            wrapped = kind(items=tuple(map(rewrite, returned)))
             made.append(msgspec.structs.replace(fx_node, args=(wrapped,), meta=()))
         else:
             made.append(_moved(fx_node, rewrite))
     taken = [entry for i, entry in enumerate(desc.inputs) if i not in removed]
     taken += [inputs[i] for i in sorted(inputs)]
-    graph = without_unused_attributes(msgspec.structs.replace(desc.graph, nodes=tuple(made)))
+    graph = _without_unused_attributes(msgspec.structs.replace(desc.graph, nodes=tuple(made)))
     names = {name for name, _ in graph.tensors}
     sources = tuple((n, s) for n, s in desc.parameter_sources if n in names)
     return msgspec.structs.replace(
@@ -350,7 +343,7 @@ def _unread(
     gone = removed | {len(graph.nodes) - 1}
     return {
         i
-        for i, users in enumerate(_users(graph))
+        for i, users in enumerate(users_of(graph))
         if graph.nodes[i].op == "get_attr" and users and users <= gone and i not in used
     }
 
@@ -380,7 +373,7 @@ def _placeholder(fx_node: NodeDesc, entry: InputDesc, rewrite: Rewriter) -> Node
     )
 
 
-def without_unused_attributes(graph: GraphModuleDesc) -> GraphModuleDesc:
+def _without_unused_attributes(graph: GraphModuleDesc) -> GraphModuleDesc:
     """Drop the attributes of a graph's module that no node reads."""
     named = {str(n.target) for n in graph.nodes if n.op in ("get_attr", "call_module")}
     aliases = tuple((name, of) for name, of in graph.submodule_aliases if name in named)
@@ -389,22 +382,18 @@ def without_unused_attributes(graph: GraphModuleDesc) -> GraphModuleDesc:
     def inside(name: str) -> bool:
         return name in remaining or any(one.startswith(f"{name}.") for one in remaining)
 
-    graph = msgspec.structs.replace(
-        graph,
-        modules=tuple((n, t) for n, t in graph.modules if inside(n)),
-        submodules=tuple((n, sub) for n, sub in graph.submodules if n in remaining),
-        submodule_aliases=aliases,
-        tensors=tuple((n, t) for n, t in graph.tensors if n in remaining),
-        plain_tensors=tuple(n for n in graph.plain_tensors if n in remaining),
-        transient_buffers=tuple(n for n in graph.transient_buffers if n in remaining),
-        tensor_data=tuple((n, d) for n, d in graph.tensor_data if n in remaining),
-        values=tuple((n, v) for n, v in graph.values if n in remaining),
-    )
+    changes: dict[str, Any] = {
+        field: tuple(entry for entry in getattr(graph, field) if entry[0] in remaining)
+        for field in ("submodules", "tensors", "tensor_data", "values")
+    }
+    for field in ("plain_tensors", "transient_buffers"):
+        changes[field] = tuple(name for name in getattr(graph, field) if name in remaining)
+    modules = tuple((n, t) for n, t in graph.modules if inside(n))
+    graph = msgspec.structs.replace(graph, modules=modules, submodule_aliases=aliases, **changes)
     return _without_unused_shared(graph)
 
 
 def _without_unused_shared(graph: GraphModuleDesc) -> GraphModuleDesc:
-    """Drop the shared values of a graph that no metadata refers to."""
     used: set[int] = set()
     pending: list[Any] = [(tuple(n.meta for n in graph.nodes), graph.meta)]
     while pending:

@@ -82,7 +82,11 @@ def issue(
     desc = read_capture(path, limits=Limits.none() if trust else None)
     beside = path.with_suffix(".py")
     written = beside.read_text("utf-8", errors="replace") if is_script(beside) else None
-    failure = _recorded_failure(desc) or _failure_of_script(written)
+    if desc.failure is None:
+        failure = _failure_of_script(written)
+    else:
+        recorded = desc.failure
+        failure = Failure(recorded.kind, "compile", recorded.type, recorded.message)
     if failure is None:
         raise NotFailingError(
             "the capture has no failure on record",
@@ -94,7 +98,17 @@ def issue(
     if written is None:
         if not imports and ":" not in code.name:  # else the script imports it
             choose_backend(desc, backend)
-        found, written = _new_script(desc, failure, code, timeout=timeout, trust=trust)
+        with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
+            found = write_checked_script(
+                Path(folder) / "frame.py",
+                desc,
+                failure,
+                code,
+                timeout=timeout,
+                stubs=not code.lines(),
+                trust=trust,
+            )
+            written = None if found.path is None else found.path.read_text("utf-8")
     else:
         has_imports = "sys.path" in written
         outcome = check_script(beside, failure, timeout=timeout, imports=has_imports)
@@ -102,13 +116,6 @@ def issue(
     command = _command(path, desc, failure, backend, imports)
     text = "\n".join(_lines(path, desc, failure, found, written, command))
     return IssueReport(text + "\n", found.outcome, found.state)
-
-
-def _recorded_failure(desc: CaptureDesc) -> Failure | None:
-    failure = desc.failure
-    if failure is None:
-        return None
-    return Failure(failure.kind, "compile", failure.type, failure.message)
 
 
 def _failure_of_script(text: str | None) -> Failure | None:
@@ -121,23 +128,6 @@ def _failure_of_script(text: str | None) -> Failure | None:
         return None
     end = next((i for i, line in enumerate(lines) if line.startswith("Recorded with")), len(lines))
     return failure_in([line for line in lines[1:end] if line])
-
-
-def _new_script(
-    desc: CaptureDesc, failure: Failure, backend: BackendCode, *, timeout: float, trust: bool
-) -> tuple[CheckedScript, str | None]:
-    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
-        path = Path(folder) / "frame.py"
-        found = write_checked_script(
-            path,
-            desc,
-            failure,
-            backend,
-            timeout=timeout,
-            stubs=not backend.lines(),
-            trust=trust,
-        )
-        return found, None if found.path is None else path.read_text("utf-8")
 
 
 def _lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_fakeify.fake_kernels.evaluating import contiguous_strides
 from torch_fakeify.tools.minify.repro_script import BackendCode
 from torch_fakeify.tools.minify.script_code import filled, with_gradient
 from torch_fakeify.tools.value_code import tuple_code
@@ -46,7 +47,6 @@ def script_of_call(
 
 
 def _tensors(tensors: Sequence[TensorArgument]) -> Iterator[str]:
-    """Write the lines that make the tensors."""
     shared = [each.storage for each in tensors]
     made: set[int] = set()
     for each in tensors:
@@ -86,12 +86,8 @@ def _data(each: TensorArgument, size: str, ndim: int) -> str:
 
 
 def _is_row_major(each: TensorArgument) -> bool:
-    expected = 1
-    for n, step in zip(reversed(each.size), reversed(each.stride), strict=True):
-        if n != 1 and step != expected:
-            return False
-        expected *= max(n, 1)
-    return True
+    dims = zip(each.size, each.stride, contiguous_strides(each.size), strict=True)
+    return all(n == 1 or step == expected for n, step, expected in dims)
 
 
 _IMPORTS = """\

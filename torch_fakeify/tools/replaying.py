@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from typing_extensions import assert_never
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.worker.replies import Answer, Thrown
+
+_Verdict: TypeAlias = tuple[str, tuple[str, ...]]
+"""A word and details."""
 
 _MASKED = r"0x[0-9a-fA-F]+|\d+"
 _FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
@@ -169,25 +172,22 @@ def judge(
     Raises:
         FakeifyError: the worker could not rebuild the frame.
     """
-    verdict = _judge(desc, answer, timeout=timeout, memory=memory)
-    if answer.here is None:
-        return verdict
-    lines = answer.here.lines(every=not verdict.holds)
-    if verdict.verdict == "not reproduced" and not lines:
-        lines = ["nothing that is on record differs here"]
-    return msgspec.structs.replace(verdict, details=(*verdict.details, *lines))
+    verdict, details = _judge(desc, answer, timeout=timeout, memory=memory)
+    holds = verdict in ("compiles", "reproduced")
+    here = [] if answer.here is None else answer.here.lines(every=not holds)
+    if answer.here is not None and verdict == "not reproduced" and not here:
+        here = ["nothing that is on record differs here"]
+    return ReplayReport(verdict, holds, (*details, *here))
 
 
-def _judge(
-    desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None
-) -> ReplayReport:
+def _judge(desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None) -> _Verdict:
     match answer.outcome:
         case Refused(error=name, message=message):
             raise _refusal(name)(message)
         case Raised(error=error):
-            word = "out of memory" if error.memory else "crashes"
             frames = (f"  {frame}" for frame in error.frames)
-            return ReplayReport(word, False, (*_indented(error), *frames))
+            word = "out of memory" if error.memory else "crashes"
+            return word, (*_indented(f"{class_text(error.type)}: {error.message}"), *frames)
         case Compiled() as compiled:
             return _on_success(desc, compiled)
         case Failed(error=error):
@@ -198,9 +198,9 @@ def _judge(
             raise AssertionError(f"no reply to a compilation: {outcome}")
 
 
-def _on_end(desc: CaptureDesc, end: Ended, *, timeout: float, memory: int | None) -> ReplayReport:
+def _on_end(desc: CaptureDesc, end: Ended, *, timeout: float, memory: int | None) -> _Verdict:
     """Judge a worker that a limit, a signal or the backend ended without a reply."""
-    word = end.kind
+    word: str = end.kind
     if end.kind == "hangs":
         found = f"killed after {timeout:g} s"
     elif end.kind == "out of memory":
@@ -211,10 +211,10 @@ def _on_end(desc: CaptureDesc, end: Ended, *, timeout: float, memory: int | None
     else:
         found = f"the process {'was ended by' if end.status < 0 else 'ended with'} {end.how}"
     if _ends_as_recorded(desc, end):
-        return ReplayReport("reproduced", True, (found, *end.tail))
+        return "reproduced", (found, *end.tail)
     if desc.failure is not None and desc.failure.kind == word:
         word = "not reproduced"  # another signal
-    return ReplayReport(word, False, (found, *end.tail, *_recorded(desc)))
+    return word, (found, *end.tail, *_recorded(desc))
 
 
 def _ends_as_recorded(desc: CaptureDesc, end: Ended) -> bool:
@@ -241,20 +241,20 @@ def _refusal(name: str) -> type[FakeifyError]:
     return next((cls for cls in classes if cls.__name__ == name), FakeifyError)
 
 
-def _on_success(desc: CaptureDesc, compiled: Compiled) -> ReplayReport:
+def _on_success(desc: CaptureDesc, compiled: Compiled) -> _Verdict:
     details = (f"compiled in {compiled.milliseconds:.0f} ms",)
     if compiled.run is not None:
         details = (*details, f"a call takes {compiled.run:.3g} ms")
     elif compiled.not_run:
         details = (*details, f"not timed: {compiled.not_run}")
     if desc.failure is None and desc.state != "not finished":
-        return ReplayReport("compiles", True, details)
-    return ReplayReport("not reproduced", False, (*details, *_recorded(desc)))
+        return "compiles", details
+    return "not reproduced", (*details, *_recorded(desc))
 
 
-def _on_failure(desc: CaptureDesc, error: Thrown) -> ReplayReport:
+def _on_failure(desc: CaptureDesc, error: Thrown) -> _Verdict:
     recorded = desc.failure
-    found = _indented(error)
+    found = _indented(f"{class_text(error.type)}: {error.message}")
     if recorded is None:
         same = desc.state == "not finished" and error.type == "builtins.KeyboardInterrupt"
     elif recorded.kind == "out of memory":
@@ -262,13 +262,13 @@ def _on_failure(desc: CaptureDesc, error: Thrown) -> ReplayReport:
     else:
         same = recorded.type == error.type and masked(recorded.message) == masked(error.message)
     if same:
-        return ReplayReport("reproduced", True, found)
-    if error.memory:
-        return ReplayReport("out of memory", False, (*found, *_recorded(desc)))
+        return "reproduced", found
     expected = _recorded(desc)
+    if error.memory:
+        return "out of memory", (*found, *expected)
     if not expected:
-        return ReplayReport("does not compile", False, found)
-    return ReplayReport("not reproduced", False, (*expected, "now:", *found))
+        return "does not compile", found
+    return "not reproduced", (*expected, "now:", *found)
 
 
 def recorded_result(desc: CaptureDesc) -> str | None:
@@ -282,14 +282,11 @@ def recorded_result(desc: CaptureDesc) -> str | None:
 
 def _recorded(desc: CaptureDesc) -> tuple[str, ...]:
     text = recorded_result(desc)
-    if text is None:
-        return ()
+    return () if text is None else ("recorded:", *_indented(text))
+
+
+def _indented(text: str) -> tuple[str, ...]:
     first, *rest = text.splitlines() or [""]
-    return ("recorded:", f"  {first}", *(f"    {line}" for line in rest))
-
-
-def _indented(error: Thrown) -> tuple[str, ...]:
-    first, *rest = f"{class_text(error.type)}: {error.message}".splitlines()
     return (f"  {first}", *(f"    {line}" for line in rest))
 
 

@@ -125,7 +125,6 @@ def report(
 def _report_folder(
     folder: Path, output: str | os.PathLike[str] | None, *, trust: bool
 ) -> WrittenReport:
-    """Write the captures of a directory and below as one page."""
     name = folder.resolve().name or "captures"
     page = Path(output or folder.resolve().parent / f"{name}.html")
     frames: list[ListedFrame] = []

@@ -49,13 +49,19 @@ def failure_lines(frames: Sequence[FrameReport], folder: Path, how: HowCompiled)
     first = failed[0]
     name, desc = short_name(first, folder), _capture_of(first)
     text = first.failure or first.state
+    message = "" if desc is None or desc.failure is None else desc.failure.message
+    is_own = is_of_the_script(first, how)
+    needed = compiled_again(first, how)
+    verb = "minify" if first.state == "failed" else "replay"
+    verb += " --trust" if first.exceeds else ""
+    path = short_path(str(first.path))
     rows = [
         ("frame", f"{name}: {first.title}{_at(', ', first.defined)}"),
         ("your line", _line_of(desc) or _line(first.line)),
         ("error", text if desc is None else readable_text(text, desc)),
-        *(("", line) for line in advice_in(_message(desc))),
-        ("first", _what_is_first(first, how)),
-        ("next", _next_command(first, how)),
+        *(("", line) for line in advice_in(message)),
+        ("first", "move the backend from the script into a module, which is MODULE below" * is_own),
+        ("next", command_line(verb, path, needed.backend, needed.imports)),
     ]
     others = [short_name(frame, folder) for frame in failed[1:]]
     if others:
@@ -91,29 +97,31 @@ def untraced_lines(
 
 
 def _advice(found: Mapping[str, Any]) -> str:
-    classes = found["classes"]
-    if found["advice"]:
-        return "Add the check that holds before that line"
-    if "data-dependent expression" in found["error"]:
-        return (
+    classes, error = found["classes"], found["error"]
+    no_fake = "no fake impl registered|nsupported operator|not support running with fake tensors"
+    cases = (
+        (found["advice"], "Add the check that holds before that line"),
+        (
+            "data-dependent expression" in error,
             "Run it with TORCH_FAKEIFY_ENTAILMENT=1: what follows from your checks needs no other, "
-            "and the error names one that would do"
-        )
-    if re.search(
-        "no fake impl registered|nsupported operator|not support running with fake tensors",
-        found["error"] + found["explanation"],
-    ):
-        return "Run it with --infer-fakes, which writes a fake kernel of that operator"
-    if "TorchRuntimeError" in classes:
-        return (
-            "Correct that operator's fake kernel (torch.library.register_fake), or the call of it"
-        )
-    if "Unsupported" in classes:
-        return (
+            "and the error names one that would do",
+        ),
+        (
+            re.search(no_fake, error + found["explanation"]),
+            "Run it with --infer-fakes, which writes a fake kernel of that operator",
+        ),
+        (
+            "TorchRuntimeError" in classes,
+            "Correct that operator's fake kernel (torch.library.register_fake), or the call of it",
+        ),
+        (
+            "Unsupported" in classes,
             "Change that line, or compile without fullgraph=True: "
-            "the graphs before and after it are then recorded"
-        )
-    return "Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack"
+            "the graphs before and after it are then recorded",
+        ),
+        (True, "Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack"),
+    )
+    return next(text for applies, text in cases if applies)
 
 
 def _block(rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -136,10 +144,11 @@ def _at(before: str, place: tuple[str, int] | None) -> str:
     return "" if place is None else f"{before}{short_path(place[0])}:{place[1]}"
 
 
-def _line(place: tuple[str, int] | None) -> str:
+def _line(place: tuple[str, int] | None, code: str | None = None) -> str:
+    """A place, with its code, by default as it is in the file."""
     if place is None:
         return ""
-    code = linecache.getline(*place).strip()
+    code = linecache.getline(*place).strip() if code is None else code
     return _at("", place) + (f": {code}" if code else "")
 
 
@@ -149,8 +158,8 @@ def _line_of(desc: CaptureDesc | None) -> str:
     lines = {None if frame is None else (frame.file, frame.line) for frame in frames}
     if len(lines) != 1 or frames[0] is None:
         return ""
-    place = f"{short_path(frames[0].file)}:{frames[0].line}"
-    return f"{place}: {code_line(frames[0])}" if frames[0].code else place
+    (place,) = lines
+    return _line(place, code_line(frames[0]) if frames[0].code else "")
 
 
 def _own_frame(stack: StackDesc | None) -> FrameDesc | None:
@@ -182,26 +191,9 @@ def is_of_the_script(frame: FrameReport, how: HowCompiled) -> bool:
     return how.backend is None and is_of_script(frame.backend_place)
 
 
-def _next_command(frame: FrameReport, how: HowCompiled) -> str:
-    needed = compiled_again(frame, how)
-    verb = "minify" if frame.state == "failed" else "replay"
-    verb += " --trust" if frame.exceeds else ""
-    return command_line(verb, short_path(str(frame.path)), needed.backend, needed.imports)
-
-
-def _what_is_first(frame: FrameReport, how: HowCompiled) -> str:
-    if not is_of_the_script(frame, how):
-        return ""
-    return "move the backend from the script into a module, which is MODULE below"
-
-
 def _capture_of(frame: FrameReport) -> CaptureDesc | None:
     """Return the capture of a frame, for names and its whole message; ``None`` if it cannot be read."""
     try:
         return None if frame.path is None else read_capture(frame.path, limits=Limits.none())
     except FakeifyError:
         return None
-
-
-def _message(desc: CaptureDesc | None) -> str:
-    return "" if desc is None or desc.failure is None else desc.failure.message

@@ -121,7 +121,6 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
 
 
 def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, ...]:
-    """Return the symbols with other hints, by name."""
     return tuple(
         msgspec.structs.replace(s, hint=encode_expr(sympy.Integer(values[s.name])))
         if s.name in values
@@ -131,7 +130,6 @@ def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, .
 
 
 def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc:
-    """Remove symbolic scalar inputs that have become constants."""
     constants = {
         i: entry.sym for i, entry in enumerate(desc.inputs) if isinstance(entry.sym, (int, float))
     }
@@ -139,14 +137,11 @@ def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc:
 
 
 class _Substitution:
-    """Substitutes values for symbols in records."""
-
     def __init__(self, values: Mapping[Any, Any]) -> None:
         self._values = values
         self._names = {symbol.name for symbol in values}
 
     def expr(self, desc: ExprDesc) -> ExprDesc:
-        """Substitute in an expression."""
         if not self._names_of(desc):
             return desc
         return encode_expr(decode_expr(desc).xreplace(self._values))
@@ -186,7 +181,7 @@ class _Substitution:
             "symbols": tuple(s for s in env.symbols if s.name not in self._names),
             "orders": tuple(
                 msgspec.structs.replace(
-                    order, keys=tuple(k for k in order.keys if k is None or not self._names_of(k))
+                    order, keys=tuple(k for k in order.keys if not self._names_of(k))
                 )
                 for order in env.orders
             ),
@@ -325,12 +320,16 @@ def _with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
 
 def _extent_bytes(tensor: MetaTensorDesc) -> int:
     """Bytes from the start of its storage to the end of a tensor."""
-    extent = 1 + size_hint(tensor.storage_offset)
-    for n, step in zip(tensor.size, tensor.stride, strict=True):
-        if size_hint(n) == 0:
-            return 0
-        extent += (size_hint(n) - 1) * size_hint(step)
-    return extent * itemsize(tensor.dtype)
+    if 0 in map(size_hint, tensor.size):
+        return 0
+    return extent_hint(tensor) * itemsize(tensor.dtype)
+
+
+def extent_hint(tensor: MetaTensorDesc, default: int = 1) -> int:
+    """Elements from the start of its storage to the end of a tensor that is not empty, see `size_hint`."""
+    dims = zip(tensor.size, tensor.stride, strict=True)
+    steps = ((size_hint(n, default) - 1) * size_hint(step, default) for n, step in dims)
+    return 1 + size_hint(tensor.storage_offset, default) + sum(steps)
 
 
 def is_strided_base(tensor: MetaTensorDesc) -> bool:

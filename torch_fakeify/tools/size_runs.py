@@ -82,39 +82,29 @@ class SizesReport(InNotebook):
         return " so far" if self.interrupted else ""
 
 
+@dataclass
 class SizeRuns:
-    """Asks processes to run a frame at some sizes, and notes what they ran with.
+    """Asks processes to run a frame at some sizes, and notes what they ran with."""
 
-    ``request`` is what they are asked besides the sizes; ``timeout`` is in seconds for each batch,
-    ``memory`` in bytes. ``where`` names the frame in errors.
-    """
-
-    def __init__(
-        self,
-        server: ForkServer,
-        path: Path,
-        desc: CaptureDesc,
-        request: Mapping[str, Any],
-        *,
-        timeout: float,
-        memory: int | None,
-        where: str,
-    ) -> None:
-        self._server = server
-        self._request = {"file": str(path.absolute()), **request}
-        self._timeout = timeout
-        self._memory = memory
-        self._where = where
-        self.path = path
-        self.desc = desc
-        self.sizes = SizeSearch(desc, seed=request["seed"])
-        self.torch: str | None = None
-        """The version of torch, as of the first reply."""
-        self._here: Here | None = None
-        self.tried = 0
-        self.interrupted = False
-        self.not_compared = Counter[str]()
-        """Number of sizes that were not compared, by reason."""
+    _server: ForkServer
+    path: Path
+    desc: CaptureDesc
+    _request: Mapping[str, Any]
+    """What they are asked besides the sizes."""
+    _timeout: float
+    """Seconds for each batch."""
+    _memory: int | None
+    """Bytes."""
+    _where: str
+    """Names the frame in errors."""
+    sizes: SizeSearch
+    torch: str | None = None
+    """The version of torch, as of the first reply."""
+    _here: Here | None = None
+    tried: int = 0
+    interrupted: bool = False
+    not_compared: Counter[str] = field(default_factory=Counter[str])
+    """Number of sizes that were not compared, by reason."""
 
     def ask(self, batch: Sequence[Mapping[str, int]], **more: Any) -> Answer:
         """Run a batch of sizes; ``more`` is added to the request, or replaces parts of it.
@@ -195,13 +185,10 @@ def size_runs(
     check_integer(runs, "runs", CaptureError, least=1)
     check_integer(seed, "seed", CaptureError)
     check_bounds(timeout, memory)
-    request = {
-        **backend_request(backend, imports),
-        **device_request(device),
-        "seed": seed,
-        "trust": trust,
-    }
+    request = {**backend_request(backend, imports), **device_request(device)}
     with as_file(capture) as path, ForkServer() as server:
         desc = read_capture(path, limits=Limits.none() if trust else None)
+        request |= {"file": str(path.absolute()), "seed": seed, "trust": trust}
         where = str(path_of(capture) or desc.frame or "frame")
-        yield SizeRuns(server, path, desc, request, timeout=timeout, memory=memory, where=where)
+        sizes = SizeSearch(desc, seed=seed)
+        yield SizeRuns(server, path, desc, request, timeout, memory, where, sizes)

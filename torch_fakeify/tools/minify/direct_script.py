@@ -103,7 +103,6 @@ class DirectScript:
         yield from rest
 
     def _functions_and_inputs(self) -> Iterator[str]:
-        """Write the inputs, the functions that make graphs, and the compilation."""
         yield from ("", "", *self._inputs.lines())
         for function in self._functions:
             yield from ("", "", *function)
@@ -188,7 +187,6 @@ class DirectScript:
     def _members(
         self, record: GraphModuleDesc, gm: torch.fx.GraphModule, name: str
     ) -> Iterator[str]:
-        """Write the attributes of a graph's module."""
         aliases, bodies = dict(record.submodule_aliases), dict(record.submodules)
         targets = read_attributes(gm)
         written: dict[int, str] = {}
@@ -224,7 +222,6 @@ class DirectScript:
         self, fx_node: torch.fx.Node, record: NodeDesc, scope: _Scope,
         position: int | None,
     ) -> Iterator[str]:  # fmt: skip
-        """Write a node and its metadata."""
         if fx_node.op == "output":
             returned = self._values.of(fx_node.args[0], scope.names, "the output")
             if fx_node.name == "output":

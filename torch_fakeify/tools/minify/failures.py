@@ -137,7 +137,6 @@ def masked_line(line: str) -> str:
 
 
 def _kind_of_difference(text: str) -> str:
-    """The kind of difference between two results."""
     text = _QUOTED.sub("", text)  # names of inputs
     for word in ("shape", "dtype", "device", "layout", "results", "infinite"):
         if word in text:

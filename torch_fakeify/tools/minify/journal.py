@@ -23,10 +23,19 @@ class Journal:
 
     def __init__(self, output: Path, head: Any) -> None:
         self._path = self.path_of(output)
-        self._head = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
-        self._seen: set[str] = set()
-        self.best: str | None = None
+        first = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+        text = ""
+        if self._path.exists():
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+        is_resumed = text.splitlines()[:1] == [first]
+        lines = text.splitlines()[1:] if is_resumed else []
+        best = [line for line in lines if line.startswith(_BEST)]
+        self._seen = set(lines).difference(best)
+        self.best = best[-1].removeprefix(_BEST) if best else None
         """Digest of the best frame of an earlier search."""
+        self._file = self._path.open("a" if is_resumed else "w", encoding="utf-8")
+        if not is_resumed:
+            self._write(first)
 
     @staticmethod
     def path_of(output: Path) -> Path:
@@ -42,21 +51,8 @@ class Journal:
         except OSError:
             return False
 
-    def __enter__(self) -> Journal:
-        lines: list[str] = []
-        if self._path.exists():
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-        if lines[:1] == [self._head]:
-            best = [line for line in lines[1:] if line.startswith(_BEST)]
-            self._seen = set(lines[1:]).difference(best)
-            self.best = best[-1].removeprefix(_BEST) if best else None
-            self._file = self._path.open("a", encoding="utf-8")
-        else:
-            self._file = self._path.open("w", encoding="utf-8")
-            self._write(self._head)
-        return self
-
-    def __exit__(self, *args: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __contains__(self, digest: str) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from torch_fakeify.errors import CaptureError
 from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc, ModesDesc
 from torch_fakeify.records.symbol_names import has_number
 from torch_fakeify.records.tensor import (
@@ -33,6 +32,7 @@ from torch_fakeify.tools.graph_edits import (
     operations,
     remove_nodes,
     replace_nodes,
+    users_of,
     with_nodes,
 )
 from torch_fakeify.tools.size_edits import (
@@ -48,7 +48,6 @@ from torch_fakeify.tools.size_edits import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
-    from pathlib import Path
 
     from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
@@ -150,9 +149,9 @@ def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[int, int]]:
     return [
         (number, i)
         for number, graph in enumerate(desc.graph.graphs())
-        for used in [{at for fx_node in graph.nodes for at in used_nodes(fx_node)}]
+        for users in [users_of(graph)]
         for i in operations(graph)
-        if number and (_replacement_for(graph, i) is not None or i not in used)
+        if number and (_replacement_for(graph, i) is not None or not users[i])
     ]
 
 
@@ -180,9 +179,8 @@ def _without_nodes_of_bodies(
 
 
 def _unused_inputs(desc: CaptureDesc) -> list[int]:
-    nodes = desc.graph.nodes
-    used = {at for fx_node in nodes for at in used_nodes(fx_node)}
-    return [i for i, n in enumerate(nodes) if n.op == "placeholder" and i not in used]
+    users = users_of(desc.graph)
+    return [i for i, n in enumerate(desc.graph.nodes) if n.op == "placeholder" and not users[i]]
 
 
 _FEATURES: Mapping[str, Any] = {
@@ -260,11 +258,10 @@ def _keywords(desc: CaptureDesc) -> list[tuple[str, str]]:
 def _without_keywords(desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> CaptureDesc | None:
     removed = set(items)
 
-    def change(fx_node: NodeDesc) -> NodeDesc:
-        kwargs = tuple((k, v) for k, v in fx_node.kwargs if (fx_node.name, k) not in removed)
-        return msgspec.structs.replace(fx_node, kwargs=kwargs)
+    def kwargs(n: NodeDesc) -> Any:
+        return tuple((key, value) for key, value in n.kwargs if (n.name, key) not in removed)
 
-    return with_nodes(desc, change)
+    return with_nodes(desc, lambda n: msgspec.structs.replace(n, kwargs=kwargs(n)))
 
 
 def _optional(desc: CaptureDesc) -> list[tuple[str, int]]:
@@ -280,38 +277,38 @@ def _optional(desc: CaptureDesc) -> list[tuple[str, int]]:
 
 def _without_optional(desc: CaptureDesc, items: Sequence[tuple[str, int]]) -> CaptureDesc | None:
     removed = set(items)
-    unused = set(_unused_inputs(desc))
 
-    def change(fx_node: NodeDesc) -> NodeDesc:
-        args = tuple(
-            None if (fx_node.name, at) in removed else arg for at, arg in enumerate(fx_node.args)
-        )
-        return msgspec.structs.replace(fx_node, args=args)
+    def args(n: NodeDesc) -> Any:
+        return tuple(None if (n.name, at) in removed else arg for at, arg in enumerate(n.args))
 
-    made = with_nodes(desc, change)
-    return remove_nodes(made, set(_unused_inputs(made)) - unused)
+    made = with_nodes(desc, lambda n: msgspec.structs.replace(n, args=args(n)))
+    return remove_nodes(made, set(_unused_inputs(made)) - set(_unused_inputs(desc)))
 
 
 def _floats(desc: CaptureDesc) -> list[str]:
-    return [n.name for n in desc.graph.nodes if tuple(map(_as_one, n.args)) != n.args]
+    return [n.name for n in desc.graph.nodes if _as_ones(n.args) != n.args]
 
 
 def _without_floats(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
-    def change(fx_node: NodeDesc) -> NodeDesc:
-        if fx_node.name not in names:
-            return fx_node
-        return msgspec.structs.replace(fx_node, args=tuple(map(_as_one, fx_node.args)))
+    changed = set(names)
 
-    return with_nodes(desc, change)
+    def args(n: NodeDesc) -> Any:
+        return _as_ones(n.args) if n.name in changed else n.args
+
+    return with_nodes(desc, lambda n: msgspec.structs.replace(n, args=args(n)))
+
+
+def _as_ones(values: Sequence[Value]) -> tuple[Value, ...]:
+    """Values with 1 for each float in them."""
+    return tuple(map(_as_one, values))
 
 
 def _as_one(value: Value) -> Value:
-    """A value with 1 for each float in it."""
     match value:
         case float():
             return 1.0
         case TupleValue(items=items) | ListValue(items=items):
-            return msgspec.structs.replace(value, items=tuple(map(_as_one, items)))
+            return msgspec.structs.replace(value, items=_as_ones(items))
         case _:
             return value
 
@@ -373,17 +370,3 @@ REDUCTIONS: tuple[Reduction, ...] = (
     Reduction("modes", _mode_items, _without_modes, propagates=True),
 )
 """All reductions, in the order in which they are tried."""
-
-
-def refuse_joint(desc: CaptureDesc, path: Path | None) -> None:
-    """Refuse a joint graph: its outputs are counted, and the partitioner needs all of them.
-
-    Raises:
-        CaptureError: it is one.
-    """
-    if desc.aot is not None and desc.aot.kind == "joint":
-        raise CaptureError(
-            "a joint graph cannot be minified",
-            where=str(path or desc.frame),
-            fix="Minify its forward or backward graph, or the frame: record it without --level aot",
-        )

@@ -153,7 +153,8 @@ class _Script:
         self._failure = failure
         self._backend = backend
         self._inputs = inputs
-        self._globals: dict[str, str] = {}
+        self._imports = {"torch": "import torch"}
+        """Lines by the name that they import."""
         self._config, not_set = settings_to_set(desc.surroundings, trust=trust)
         for name in _OF_TRACING:
             self._config.get(_DYNAMO, {}).pop(name, None)
@@ -173,18 +174,16 @@ class _Script:
             self._instance = capture.instantiate()
             self._world = ScriptWorld(self._desc, self._instance)
             lines = [*self._frame(), *self._main()]
+        imports = sorted({*self._imports.values()})
         math = ["import math"] if any("math." in line for line in lines) else []
         failure = "\n".join(self._failure.lines).replace("\\", "\\\\").replace('"""', "'''")
         head = [
             f"{_FIRST} {self._backend.name!r}.\n",
             f'{failure}\n\nRecorded with torch {self._desc.torch_version}.\n"""',
-            "\n".join(["", *self._imports(), *(f"import {m}" for m in self._config), *math]),
+            "\n".join(["", *imports, *(f"import {m}" for m in self._config), *math]),
         ]
         parts = [*head, *self._backend.lines(), *self._world.lines(), *stubs, "", *lines]
         return "\n".join(parts) + "\n"
-
-    def _imports(self) -> list[str]:
-        return sorted({"import torch", *self._globals.values()})
 
     def _frame(self) -> Iterator[str]:
         """Write the graph, the inputs, and the program around them."""
@@ -249,7 +248,7 @@ class _Script:
         code = gm.graph.python_code("self")
         for name, value in code.globals.items():
             if re.search(rf"\b{re.escape(name)}\b", code.src):  # FX lists some that are unused
-                self._globals[name] = _import_of(name, value)
+                self._imports[name] = _import_of(name, value)
         yield f"class {cls}(torch.nn.Module):"
         if members:
             yield from ("    def __init__(self):", "        super().__init__()")
@@ -292,17 +291,16 @@ class _Script:
                 yield f"{module}.{name} = {values.of(value, {}, name)}"
         yield from (f"# not set: {escape(clip(each.text, 400))}" for each in self._not_set)
         modes = self._desc.modes
-        if not modes.grad_enabled:
-            yield "torch.set_grad_enabled(False)"
-        if modes.inference_mode:
-            yield "torch.inference_mode().__enter__()"
-        if modes.deterministic:
-            warn = ", warn_only=True" if modes.deterministic_warn_only else ""
-            yield f"torch.use_deterministic_algorithms(True{warn})"
-        if modes.default_dtype != "float32":
-            yield f"torch.set_default_dtype(torch.{modes.default_dtype})"
-        if modes.float32_matmul_precision != "highest":
-            yield f"torch.set_float32_matmul_precision({modes.float32_matmul_precision!r})"
+        warn = ", warn_only=True" if modes.deterministic_warn_only else ""
+        dtype, precision = modes.default_dtype, modes.float32_matmul_precision
+        lines = {
+            "torch.set_grad_enabled(False)": not modes.grad_enabled,
+            "torch.inference_mode().__enter__()": modes.inference_mode,
+            f"torch.use_deterministic_algorithms(True{warn})": modes.deterministic,
+            f"torch.set_default_dtype(torch.{dtype})": dtype != "float32",
+            f"torch.set_float32_matmul_precision({precision!r})": precision != "highest",
+        }
+        yield from (line for line, is_needed in lines.items() if is_needed)
         for cast in modes.autocast:
             yield f"torch.set_autocast_dtype({cast.device_type!r}, torch.{cast.dtype})"
             yield f"torch.set_autocast_enabled({cast.device_type!r}, {cast.enabled})"
@@ -351,12 +349,9 @@ class _Direct(_Script):
     """A script that calls the backend itself."""
 
     def _frame(self) -> Iterator[str]:
-        self._made = DirectScript(self._desc, self._inputs, self._instance.gm)
-        yield from self._made.lines()
-        yield from ("", "")
-
-    def _imports(self) -> list[str]:
-        return sorted(self._made.imports)
+        made = DirectScript(self._desc, self._inputs, self._instance.gm)
+        self._imports |= dict(zip(made.imports, made.imports, strict=True))
+        yield from (*made.lines(), "", "")
 
     def _compile(self) -> Iterator[str]:
         yield f"compiled = compiled_by({self._backend.expression()}{self._keywords()})"

@@ -32,6 +32,7 @@ from torch_fakeify.render.readable_names import (
 from torch_fakeify.render.text import expr_text
 from torch_fakeify.tools.size_edits import (
     contiguous,
+    extent_hint,
     is_strided_base,
     shared_storages,
     size_expr,
@@ -231,15 +232,12 @@ def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
 def _extent(tensor: MetaTensorDesc) -> tuple[int, str]:
     """Elements from the start of the storage to the end of a tensor: at the recorded sizes, and as code."""
     expr = size_expr(1) + size_expr(tensor.storage_offset)
-    hint = 1 + size_hint(tensor.storage_offset, 2)
     for n, step in zip(tensor.size, tensor.stride, strict=True):
         expr += (size_expr(n) - 1) * size_expr(step)
-        hint += (size_hint(n, 2) - 1) * size_hint(step, 2)
-    return hint, expr_code(encode_expr(expr.expand()))
+    return extent_hint(tensor, 2), expr_code(encode_expr(expr.expand()))
 
 
 def _number(value: Any, where: str) -> Any:
-    """Convert a sympy number to a Python number."""
     if isinstance(value, int):
         return value
     if not value.is_number:
@@ -276,15 +274,11 @@ def with_identifiers(desc: CaptureDesc) -> CaptureDesc:
             case InputDesc() if part.name in names.by_torch_name:
                 return msgspec.structs.replace(part, name=names.by_torch_name[part.name])
             case GraphModuleDesc():
-                found = tuple(
-                    [
-                        msgspec.structs.replace(n, name=name, target=name)
-                        if n.op == "placeholder" and n.name != name
-                        else n
-                        for n, name in zip(part.nodes, names.of(part), strict=True)
-                    ]
-                )
-                return msgspec.structs.replace(part, nodes=found)
+                nodes = [*part.nodes]
+                for at, name in enumerate(names.of(part)):
+                    if nodes[at].op == "placeholder" and nodes[at].name != name:
+                        nodes[at] = msgspec.structs.replace(nodes[at], name=name, target=name)
+                return msgspec.structs.replace(part, nodes=tuple(nodes))
             case _:
                 return part
 

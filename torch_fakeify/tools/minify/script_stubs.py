@@ -93,8 +93,6 @@ def stub_lines(desc: CaptureDesc, stubs: Sequence[OperatorDesc]) -> list[str]:
 
 
 class _Stub:
-    """Writes one operator."""
-
     def __init__(self, desc: CaptureDesc, operator: OperatorDesc) -> None:
         self._desc = desc
         self._operator = operator

@@ -102,7 +102,9 @@ class ScriptWorld:
             return self._mesh(value)
         if is_group(value):
             name = str(value.group_name)
-            self._named.setdefault(name, tuple(self._group(name)))
+            assert self._world is not None
+            ranks = next(ranks_of(self._world, g) for g in self._world.groups if g.name == name)
+            self._named.setdefault(name, tuple(ranks))
             return f"c10d._resolve_process_group({name!r})"
         if not is_distributed(value):
             return None
@@ -111,10 +113,6 @@ class ScriptWorld:
         if mesh is None or None in placements:
             return None
         return f"{mesh}, [{', '.join(map(str, placements))}]"
-
-    def _group(self, name: str) -> tuple[int, ...]:
-        assert self._world is not None
-        return next(ranks_of(self._world, g) for g in self._world.groups if g.name == name)
 
     def _mesh(self, mesh: Any) -> str | None:
         root = mesh._root_mesh

@@ -17,9 +17,10 @@ import tempfile
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,7 +52,7 @@ from torch_fakeify.tools.worker.replies import Here, NotCompared, Passed, Raised
 
 from .failures import Outcome, failure_of
 from .journal import Journal
-from .reductions import REDUCTIONS, extent, refuse_joint
+from .reductions import REDUCTIONS, extent
 from .repro_script import START, BackendCode, is_script, write_checked_script
 from .results import MinifyReport, Progress
 
@@ -140,7 +141,13 @@ def minify(
     _check_outputs(output, path_of(capture), script=script)
     with as_file(capture) as path:
         desc = read_capture(path, limits=Limits.none() if trust else None)
-        refuse_joint(desc, path_of(capture))
+    if desc.aot is not None and desc.aot.kind == "joint":
+        # Its outputs are counted, and the partitioner needs all of them.
+        raise CaptureError(
+            "a joint graph cannot be minified",
+            where=str(path_of(capture) or desc.frame),
+            fix="Minify its forward or backward graph, or the frame: record it without --level aot",
+        )
     desc = msgspec.structs.replace(desc, export=None)  # a smaller graph has another signature
     chosen = choose_sizes(desc, sizes) if sizes else None
     request = {
@@ -154,14 +161,13 @@ def minify(
         "stubs": not accuracy,
     }
     with ExitStack() as stack:
-        trials = stack.enter_context(_Trials(request, jobs, timeout, allowed_memory(memory)))
-        trials.backend = backend or desc.backend_name
+        name = backend or desc.backend_name
+        trials = stack.enter_context(_Trials(request, name, jobs, timeout, allowed_memory(memory)))
         failure, desc = _first(trials, desc, chosen, str(path_of(capture) or desc.frame or "frame"))
         head = [_digest(desc), request, trials.sizes, failure.key]
-        journal = stack.enter_context(Journal(output, head))
+        journal = stack.enter_context(closing(Journal(output, head)))
         progress = progress or (lambda _now: None)
-        search = _Search(trials, failure, output, journal, progress)
-        report = search.run(desc, trust=trust)
+        report = _Search(trials, failure, output, journal, progress).run(desc, trust=trust)
         if report.finished:
             progress(Progress("the written files", report.after, report.tried))
             try:
@@ -172,7 +178,7 @@ def minify(
                         output.with_suffix(".py"),
                         report.desc,
                         report.failure,
-                        BackendCode(trials.backend, tuple(imports)),
+                        BackendCode(name, tuple(imports)),
                         timeout=trials.timeout,
                         stubs=report.here is not None and bool(report.here.stubs),
                         sizes=report.sizes,
@@ -220,17 +226,14 @@ def _check_outputs(output: Path, source: Path | None, *, script: bool) -> None:
     Raises:
         WriteError: a file that would be written is the capture, or was not written by `minify`.
     """
-
-    def check(path: Path) -> None:
+    written = [(output, None), (Journal.path_of(output), Journal.is_journal)]
+    if script:
+        written.append((output.with_suffix(".py"), is_script))
+    for path, is_ours in written:
         if source is not None:
             check_not_input(path, source)
-
-    check(output)
-    others = [(Journal.path_of(output), Journal.is_journal)]
-    if script:
-        others.append((output.with_suffix(".py"), is_script))
-    for path, is_ours in others:
-        check(path)
+        if is_ours is None:
+            continue
         if is_same_file(path, output):
             raise WriteError(
                 "the capture and its script cannot be in one file",
@@ -246,24 +249,15 @@ def _check_outputs(output: Path, source: Path | None, *, script: bool) -> None:
             )
 
 
+@dataclass
 class _Search:
-    """The search itself."""
-
-    def __init__(
-        self,
-        trials: _Trials,
-        failure: Failure,
-        output: Path,
-        journal: Journal,
-        progress: Callable[[Progress], None],
-    ) -> None:
-        self._trials = trials
-        self._failure = failure
-        self._output = output
-        self._journal = journal
-        self._progress = progress
-        self._reduction = ""
-        self._is_written = False
+    _trials: _Trials
+    _failure: Failure
+    _output: Path
+    _journal: Journal
+    _progress: Callable[[Progress], None]
+    _reduction: str = ""
+    _is_written: bool = False
 
     def run(self, desc: CaptureDesc, *, trust: bool) -> MinifyReport:
         """Run the search, from the best frame of an interrupted one."""
@@ -353,15 +347,11 @@ class _Search:
                 self._first([self._candidate(fix_unbacked(self._best, {name: n}), None)])
 
     def _static(self) -> None:
-        """Reduce static sizes."""
         for old in static_sizes(self._best):
-            for new in _smaller_than(old):
-                made = resize(self._best, old, new)
-                if self._first([self._candidate(made, {old: new})]) is not None:
-                    break
+            smaller = [*(n for n in (1, 2, 3, 4, 8, 16) if n < old), *([old // 2] * (old > 32))]
+            self._first(self._candidate(resize(self._best, old, n), {old: n}) for n in smaller)
 
     def _hints(self) -> None:
-        """Reduce the example sizes of dynamic dims."""
         while True:
             search = SizeSearch(self._best)
             smaller = sorted(search.smaller(search.example, 12), key=lambda s: sum(s.values()))
@@ -374,18 +364,19 @@ class _Search:
     def _candidate(
         self, desc: CaptureDesc | None, constants: dict[int, int] | None
     ) -> _Candidate | None:
-        """Return a candidate if the frame is smaller than the best one and has calls."""
+        """Return a candidate if the frame is smaller than the best one, has calls and was not tried."""
         if desc is None or extent(desc) >= extent(self._best):
             return None
         if not is_bound(desc) and is_bound(self._best):
             return None
         if not has_calls(desc.graph) and has_calls(self._best.graph):
             return None  # Dynamo calls no backend for such a graph
-        return _Candidate(desc, constants, _digest(desc, constants))
+        digest = _digest(desc, constants)
+        return None if digest in self._journal else _Candidate(desc, constants, digest)
 
     def _first(self, candidates: Iterable[_Candidate | None]) -> int | None:
         """Find the first candidate that fails in the same way, make it the best one, return its position."""
-        for at, candidate, made in self._trials.in_order(candidates, self._journal):
+        for at, candidate, made in self._trials.in_order(candidates):
             self._journal.add(candidate.digest)
             if made.failure is not None and made.failure.same_as(self._failure):
                 self._set_best(made.desc)
@@ -403,11 +394,6 @@ class _Search:
 
     def _notify(self) -> None:
         self._progress(Progress(self._reduction, extent(self._best), self._journal.count))
-
-
-def _smaller_than(size: int) -> Iterator[int]:
-    small = (n for n in (1, 2, 3, 4, 8, 16) if n < size)
-    return iter((*small, *((size // 2,) if size > 32 else ())))
 
 
 def with_failure(
@@ -443,8 +429,6 @@ class _Candidate(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """The result of a candidate."""
-
     outcome: WorkerOutcome
     failure: Failure | None
     desc: CaptureDesc
@@ -460,14 +444,13 @@ class _Trials:
     """The worker processes that try candidates, ``jobs`` at a time."""
 
     def __init__(
-        self, request: dict[str, Any], jobs: int, timeout: float, memory: int | None
+        self, request: dict[str, Any], backend: str, jobs: int, timeout: float, memory: int | None
     ) -> None:
         self._request = request
+        self.backend = backend
         self.sizes: dict[str, int] = {}
         """Sizes at which to run a frame, by symbol name; the others are its hints."""
-        self.backend = ""
-        """The name of the backend."""
-        self.torch: str | None = None
+        self._torch: str | None = None
         """The version of torch, as of the first reply."""
         self.compiler = ""
         """Backend, torch and devices, in one line."""
@@ -493,7 +476,7 @@ class _Trials:
         """Try the frame itself twice and return its failure."""
         started = time.monotonic()
         outcome, failure, _ = self._ask(_Candidate(desc))
-        self.compiler = compiler_text(desc, self.torch, self.backend, self._request["device"])
+        self.compiler = compiler_text(desc, self._torch, self.backend, self._request["device"])
         took = time.monotonic() - started
         if isinstance(outcome, (Refused, Raised)):
             raise CaptureError(outcome.message)
@@ -554,22 +537,17 @@ class _Trials:
         return self._ask(_Candidate(desc)).failure
 
     def in_order(
-        self, candidates: Iterable[_Candidate | None], journal: Journal
+        self, candidates: Iterable[_Candidate | None]
     ) -> Iterator[tuple[int, _Candidate, _Tried]]:
         """Yield candidates with their results, in order; some are tried ahead."""
         waiting: deque[tuple[int, _Candidate, Future[_Tried]]] = deque()
-
-        def finished(most: int) -> Iterator[tuple[int, _Candidate, _Tried]]:
-            while len(waiting) > most:
-                at, candidate, future = waiting.popleft()
-                yield at, candidate, future.result()
-
         try:
-            for at, candidate in enumerate(candidates):
-                if candidate is not None and candidate.digest not in journal:
+            for at, candidate in chain(enumerate(candidates), [(-1, None)]):
+                if candidate is not None:
                     waiting.append((at, candidate, self._pool.submit(self._ask, candidate)))
-                    yield from finished(self._jobs - 1)
-            yield from finished(0)
+                while len(waiting) > (self._jobs - 1 if at >= 0 else 0):
+                    first, tried, future = waiting.popleft()
+                    yield first, tried, future.result()
         finally:
             for _, _, future in waiting:
                 future.cancel()
@@ -580,20 +558,18 @@ class _Trials:
             with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
                 file, saved = Path(folder) / "candidate.fkf", Path(folder) / "propagated.fkf"
                 write_capture(file, candidate.desc, limits=Limits.none())
-                constants = candidate.constants
                 request = {
                     **self._request,
                     "sizes": self.sizes_of(candidate.desc),
                     "file": str(file),
-                    "constants": constants,
+                    "constants": candidate.constants,
                     "saved": str(saved),
                 }
                 answer = server.ask(request, timeout=self.timeout, memory=self._memory)
-                self.torch = self.torch or answer.torch
+                self._torch = self._torch or answer.torch
                 self.here = answer.here or self.here
-                failure = failure_of(answer)
-                desc = candidate.desc
-                if constants is not None and failure is not None:
+                failure, desc = failure_of(answer), candidate.desc
+                if candidate.constants is not None and failure is not None:
                     if not saved.exists():  # it failed while its values were propagated
                         return _Tried(answer.outcome, None, desc)
                     desc = read_capture(saved, limits=Limits.none())
@@ -603,6 +579,5 @@ class _Trials:
 
 
 def _result_text(outcome: WorkerOutcome) -> str:
-    """Describe a trial without failure."""
     is_run = not isinstance(outcome, Passed) or outcome.stage != "compile"
     return "it compiles and runs right" if is_run else "it compiles"

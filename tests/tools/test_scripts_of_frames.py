@@ -1,27 +1,30 @@
-"""Scripts that call a backend without Dynamo build any recorded graph as it was recorded."""
+"""Scripts of frames build any recorded graph as it was recorded, in the names of the program."""
 
 from __future__ import annotations
 
+import ast
+import keyword
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from captured_frames import recorded_frame
+from captured_frames import only_capture_of, recorded_frame
 from places import GOLDEN
 from planting import plant
 from processes import fresh
-from torch import _higher_order_ops as higher_order
-from torch.nn.attention.flex_attention import flex_attention
-from torch.utils.checkpoint import checkpoint
+from program_zoo import Program, programs
+from screen_models import Decoder, Sizes
 
 import torch_fakeify as tfk
 from torch_fakeify.errors import FakeifyError
+from torch_fakeify.records.graph import GraphModuleDesc
+from torch_fakeify.records.rewrite import walk
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.minify.failures import Failure
 from torch_fakeify.tools.minify.repro_script import BackendCode, check_script, script_of
+from torch_fakeify.tools.minify.script_code import RESERVED, with_identifiers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 WRONG = Failure("wrong", "forward", message="output 0: 3 of 4 elements are off, by up to 1")
@@ -42,42 +45,6 @@ def slices(x: torch.Tensor) -> torch.Tensor:
     return x[1 : n // 2, ...].sin() + x[: n // 2 - 1, None, ::1].reshape(-1, x.shape[1])
 
 
-def cond(x: torch.Tensor) -> torch.Tensor:
-    """Branch inside a branch, with a closure and a constant."""
-    z = x.exp()
-
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(
-            x.max() > 1, lambda x: x.sin() * z, lambda x: x + torch.tensor([1.0]), (x,)
-        )
-
-    return torch.cond(x.sum() > 0, inner, lambda x: x.cos() * x.shape[0], (x,))
-
-
-def while_loop(x: torch.Tensor) -> torch.Tensor:
-    """Loop on a condition."""
-    n = torch.tensor(3)
-    done = higher_order.while_loop(
-        lambda i, _: i > 0, lambda i, x: (i - 1, x.sin() * x.shape[0]), (n, x)
-    )
-    return done[1]
-
-
-def scan(x: torch.Tensor) -> torch.Tensor:
-    """Compute running sums."""
-    return higher_order.scan(lambda c, row: (c + row, (c * row).sin()), x[0] * 0, x)[1]
-
-
-def mapped(x: torch.Tensor) -> torch.Tensor:
-    """Map a function over rows."""
-    return higher_order.map(lambda row, y: row.sin() * y, x, x[0].clone())
-
-
-def associative_scan(x: torch.Tensor) -> torch.Tensor:
-    """Compute running products, whose values inside are batched."""
-    return higher_order.associative_scan(lambda a, b: a * b, x, dim=0, combine_mode="generic")
-
-
 @torch.compiler.nested_compile_region
 def region(x: torch.Tensor) -> torch.Tensor:
     """Call one body twice."""
@@ -89,78 +56,32 @@ def invoke_subgraph(x: torch.Tensor) -> torch.Tensor:
     return region(region(x) * x.shape[0])
 
 
-def attention(x: torch.Tensor) -> torch.Tensor:
-    """Compute scores by a body."""
-    q = x[None, None]
-    return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j))
-
-
-class Cubed(torch.autograd.Function):
-    """A function with a backward of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Return the cube."""
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        """Return a third of the cube's derivative."""
-        return grad * ctx.saved_tensors[0] ** 2
-
-
-def autograd_function(x: torch.Tensor) -> torch.Tensor:
-    """Call a function with two bodies."""
-    return Cubed.apply(x)
-
-
-def modes(x: torch.Tensor) -> torch.Tensor:
-    """Set grad mode and autocast."""
-    with torch.no_grad():
-        y = x.sin()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return x @ y.t()
-
-
-def checkpointed(x: torch.Tensor) -> torch.Tensor:
-    """Recompute a body in the backward."""
-    return checkpoint(lambda x: x.sin().exp() * x.shape[0], x, use_reentrant=False)
-
-
 def hinted(x: torch.Tensor) -> torch.Tensor:
     """Use hints of the user and strict mode."""
     y = torch.ops.higher_order.hints_wrapper(lambda x: x.sin(), (x,), {}, hints={"fast": True})
-    return higher_order.strict_mode(lambda y: y.exp(), (y,))
+    return torch._higher_order_ops.strict_mode(lambda y: y.exp(), (y,))
 
 
-def vmapped(x: torch.Tensor) -> torch.Tensor:
-    """Apply a transform, whose values are wrapped."""
-    return torch.func.vmap(lambda row: row.sin() * 2)(x)
-
-
-def from_data(x: torch.Tensor) -> torch.Tensor:
-    """Compute with a number that is read from data."""
-    y = x.nonzero()
-    return y.float() * y.shape[0]
-
-
-def guarded(x: torch.Tensor) -> torch.Tensor:
-    """Branch on sizes."""
-    return x.sin() if x.shape[0] % 4 == 0 and x.shape[1] > 3 else x
-
-
-PROGRAMS = (
-    setitem, slices, cond, while_loop, scan, mapped, associative_scan, invoke_subgraph, attention,
-    autograd_function, modes, checkpointed, hinted, vmapped, from_data, guarded,
+OWN = {
+    fn.__name__: Program(
+        name=fn.__name__, sentence="", make=lambda fn=fn: (fn, (torch.randn(8, 4),))
+    )
+    for fn in (setitem, slices, invoke_subgraph, hinted)
+}
+NAMES = (
+    *OWN, "cond", "cond_on_a_size", "while_loop", "scan", "map_over_a_dim", "associative_scan",
+    "flex_attention", "autograd_function", "autocast_inside", "no_grad_inside", "checkpointing", "vmap",
+    "nonzero_arithmetic", "item_with_checks", "divisible", "branch_on_size", "shape_arithmetic",
 )  # fmt: skip
+"""Programs of the zoo too."""
 
 
-def frame_of(program: Callable[..., Any], folder: Path, *, dynamic: bool) -> Path:
+def frame_of(name: str, folder: Path, *, dynamic: bool) -> Path:
     """Return the capture of a program's frame."""
-    x = torch.randn(8, 4, requires_grad=program in (autograd_function, checkpointed))
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        return recorded_frame(folder, program, x, dynamic=dynamic, fullgraph=True)
+    program = OWN.get(name) or programs()[name]
+    with program.active():
+        fn, args, *_ = program.make()
+        return recorded_frame(folder, fn, *args, dynamic=dynamic, fullgraph=True)
 
 
 def _plain(text: str) -> str:
@@ -224,13 +145,13 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.fx.GraphModul
     return calls[0]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_script_passes_what_was_recorded_to_its_backend(
-    program: Any, dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes, names, arguments, values and facts are equal, and so are the graph's results."""
-    capture = tfk.Capture.load(frame_of(program, tmp_path, dynamic=dynamic))
+    capture = tfk.Capture.load(frame_of(name, tmp_path, dynamic=dynamic))
     text = script_of(capture.desc, WRONG, BackendCode("eager"), direct=True, torch_names=True)
     assert "fakeify" not in text
     gm, inputs = run(text, monkeypatch)
@@ -266,6 +187,61 @@ def test_golden_frames_have_scripts_or_reasons(monkeypatch: pytest.MonkeyPatch) 
     assert len(refused) < 5
 
 
+# --- names that are made of those of the program ---------------------------------------------------
+
+
+def decoder() -> tfk.Capture:
+    """A frame of a decoder of four blocks, with dynamic sizes."""
+    return only_capture_of(Decoder(), torch.randint(0, 100, (2, 17)), dynamic=True)
+
+
+def sizes() -> tfk.Capture:
+    """A frame whose guards compare sizes, and that reads one from data."""
+    y = torch.ones(5, dtype=torch.long)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        return only_capture_of(Sizes(), torch.randn(7, 8), y, 3, dynamic=True)
+
+
+@pytest.mark.parametrize("capture_of", [decoder, sizes])
+def test_inputs_have_valid_and_different_names(capture_of: object) -> None:
+    """No name is a keyword, one of the script's own, or that of another node; the frame is the same."""
+    desc = capture_of().desc  # type: ignore[operator]
+    named = with_identifiers(desc)
+    for graph in walk(named, GraphModuleDesc, inside=True):
+        names = [fx_node.name for fx_node in graph.nodes]
+        assert len(set(names)) == len(names)
+    names = [entry.name for entry in named.inputs]
+    assert all(name.isidentifier() and not keyword.iskeyword(name) for name in names)
+    assert not RESERVED & {*names}
+    gm, renamed = tfk.Capture(desc).instantiate().gm, tfk.Capture(named).instantiate().gm
+    assert [n.name for n in gm.graph.nodes if n.op != "placeholder"] == [
+        n.name for n in renamed.graph.nodes if n.op != "placeholder"
+    ]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("capture_of", [decoder, sizes])
+def test_a_script_is_in_the_names_of_the_program(capture_of: object, direct: bool) -> None:
+    """It has no placeholder of torch's, and is Python; with ``torch_names`` it has them all."""
+    desc = capture_of().desc  # type: ignore[operator]
+    text = script_of(desc, WRONG, BackendCode("eager"), direct=direct)
+    names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    assert "l_self_modules" not in text
+    assert not {entry.name for entry in desc.inputs if entry.name.startswith("l_")} & names
+    theirs = script_of(desc, WRONG, BackendCode("eager"), direct=direct, torch_names=True)
+    assert "l_self_modules" in theirs
+
+
+def test_the_guards_of_a_script_are_over_sizes_of_the_program() -> None:
+    """A symbol is ``x_size_0`` in conditions."""
+    text = script_of(sizes().desc, WRONG, BackendCode("eager"))
+    assert "x_size_0 = x_1.size(0)" in text  # a node of the frame is `x`
+    assert "if not (x_size_0 > 4):" in text
+
+
+# --- run by plain Python --------------------------------------------------------------------------
+
+
 BACKEND = '''
 import torch
 
@@ -284,18 +260,21 @@ def bug_sees_all(gm, inputs):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "program",
+    "name",
     [
-        cond,
-        setitem,
-        *(pytest.param(p, marks=pytest.mark.long) for p in (while_loop, scan, invoke_subgraph)),
+        "cond_on_a_size",
+        "setitem",
+        *(
+            pytest.param(n, marks=pytest.mark.long)
+            for n in ("while_loop", "scan", "invoke_subgraph")
+        ),
     ],
 )
 def test_a_script_fails_with_torch_and_its_backend_alone(
-    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script reproduces the failure in an empty folder, where this package cannot be imported."""
-    path = frame_of(program, tmp_path / "frames", dynamic=True)
+    path = frame_of(name, tmp_path / "frames", dynamic=True)
     plant(tmp_path / "planted", BACKEND, monkeypatch)
     failure = Failure("raises", "compile", "builtins.NotImplementedError", "no kernel for this one")
     text = script_of(read_capture(path), failure, BackendCode("bug_sees_all"), direct=True)
