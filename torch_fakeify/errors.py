@@ -210,6 +210,9 @@ class MissingFileError(FormatError, FileNotFoundError):
         MissingFileError
     """
 
+    # That of ValueError cannot make it; unpicklers that skip the constructor call it by the class.
+    __new__ = FileNotFoundError.__new__
+
 
 class UnknownNameError(FormatError, KeyError):
     """A file names an operator, function, class or source that is missing or not allowed."""
