@@ -67,10 +67,12 @@ def test_records_of_a_log_convert_to_what_torch_made(group: list[torch.Tensor]) 
     converter = tfk.MetaConverter(FakeTensorMode())
     describers = tfk.MetaTensorDescriber(), tfk.MetaTensorDescriber()
     comparables = Comparable(), Comparable()
+    pairs = []  # alive, since converter and mode find the storages of the living
     for i, t in enumerate(group):
         record = found.sources[f"t{i}"].record
         assert record is not None
         pair = converter.from_desc(record), quietly(mode.from_tensor, t)
+        pairs.append(pair)
         ours, theirs = (
             comparable.of(describer.describe_tensor(fake))
             for fake, describer, comparable in zip(pair, describers, comparables, strict=True)
