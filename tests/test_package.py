@@ -86,7 +86,8 @@ def test_a_type_checker_finds_every_public_name_and_no_other(tmp_path: Path) -> 
     pytest.importorskip("pyright", reason="needs the `dev` extra: pip install '.[dev]'")
     names = [*tfk.__all__, "cli.main", "pytest_plugin.pytest_addoption", "corpus.replay_all"]
     names += ["dropin.install", "errors.FormatError", "frontend.Trace", "nothing", "capturee"]
-    lines = ["import torch_fakeify as tfk", *(f"print(tfk.{name})" for name in names)]
+    lines = ["import torch_fakeify as tfk", "print(tfk.__all__)"]
+    lines += [f"print(tfk.{name})" for name in names]
     lines.append("from torch_fakeify import Captured")
     (tmp_path / "user.py").write_text("\n".join(lines))
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')

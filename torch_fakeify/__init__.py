@@ -181,6 +181,8 @@ _HOME = {
 _MODULES = frozenset({"cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"})
 """Modules that can be used as attributes without an import."""
 
+__all__: list[str]
+
 if not TYPE_CHECKING:  # type checkers read the imports above, and would accept any name
     __all__ = ["__version__", *_HOME]
 

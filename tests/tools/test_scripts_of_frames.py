@@ -255,7 +255,14 @@ def bug_sees_all(gm, inputs):
                 if node.op == "call_function" and "sin" not in str(node.target):
                     seen.append(node.meta.get("example_value"))
     raise NotImplementedError("no kernel for this one")
+
+
+def bug_no_gelu(gm, inputs):
+    if any("gelu" in str(node.target) for node in gm.graph.nodes):
+        raise NotImplementedError("no kernel for this one")
+    return gm
 '''
+FAILURE = Failure("raises", "compile", "builtins.NotImplementedError", "no kernel for this one")
 
 
 @pytest.mark.sweep
@@ -276,11 +283,22 @@ def test_a_script_fails_with_torch_and_its_backend_alone(
     """A script reproduces the failure in an empty folder, where this package cannot be imported."""
     path = frame_of(name, tmp_path / "frames", dynamic=True)
     plant(tmp_path / "planted", BACKEND, monkeypatch)
-    failure = Failure("raises", "compile", "builtins.NotImplementedError", "no kernel for this one")
-    text = script_of(read_capture(path), failure, BackendCode("bug_sees_all"), direct=True)
+    text = script_of(read_capture(path), FAILURE, BackendCode("bug_sees_all"), direct=True)
     script = tmp_path / "script.py"
     script.write_text(text)
-    outcome = check_script(script, failure, timeout=240)
+    outcome = check_script(script, FAILURE, timeout=240)
     assert outcome.fails, outcome.text
     script.write_text(text.replace("'bug_sees_all'", "'eager'"))
     fresh(script)
+
+
+@pytest.mark.sweep
+def test_a_script_that_dynamo_traces_fails_in_the_names_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script of a whole model, not minified, raises what its backend raises."""
+    plant(tmp_path / "planted", BACKEND, monkeypatch)
+    script = tmp_path / "script.py"
+    script.write_text(script_of(decoder().desc, FAILURE, BackendCode("bug_no_gelu")))
+    outcome = check_script(script, FAILURE, timeout=200)
+    assert outcome.fails, outcome.text
