@@ -348,6 +348,20 @@ def test_a_layout_that_is_known_is_told_from_all_others(around_first: str, aroun
     assert {*refused} <= {"nested", "zero", "view of sparse"}
 
 
+def test_symbolic_sizes_without_a_mode_are_no_known_layout() -> None:
+    """Sizes or strides of a tensor that is not fake; symbols have no hash."""
+    n = ShapeEnv().create_unbacked_symint()
+    for t in (
+        torch.empty(n, 3, device="meta"),
+        torch.empty_strided((2, 3), (n, 1), device="meta"),
+    ):
+        describer = MetaTensorDescriber()
+        plain = describer._describe_general(t, "$")
+        for _ in range(2):
+            assert describer.describe_tensor(t) == plain
+        assert tfk.loads(tfk.dumps([plain])) == [plain]
+
+
 def test_a_describer_remembers_so_many_layouts() -> None:
     """A describer that lives long does not grow by the sizes that it meets."""
     describer = MetaTensorDescriber()
