@@ -25,7 +25,7 @@ import torch_fakeify as tfk
 from torch_fakeify.describe.describer import MetaTensorDescriber
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @given(tensor_groups(marks=True, dtypes=DTYPES))
@@ -303,7 +303,17 @@ def _alike() -> dict[str, Callable[[], torch.Tensor]]:
         "marked": lambda: marked(e()),
         "nested": lambda: torch.nested.nested_tensor([torch.empty(4)] * 4),
         "fake": lambda: FakeTensorMode().from_tensor(e()),
+        "functional": lambda: torch._to_functional_tensor(e()),
     }
+
+
+@contextlib.contextmanager
+def _functionalized() -> Iterator[None]:
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
 
 
 _CALLS: dict[str, Callable[[], Any]] = {
@@ -315,6 +325,7 @@ _CALLS: dict[str, Callable[[], Any]] = {
     "dual level": torch.autograd.forward_ad.dual_level,
     "no dispatch": torch._C._DisableTorchDispatch,
     "fake mode": FakeTensorMode,
+    "functionalized": _functionalized,
 }
 
 

@@ -61,7 +61,8 @@ class LayoutCache:
     def add(self, t: torch.Tensor) -> None:
         """Add the layout of a tensor if it is plain and the first of its class and size.
 
-        Nothing is added while dispatch keys that distinguish other tensors are excluded.
+        Nothing is added while dispatch keys that distinguish other tensors are excluded, or included
+        for all.
         """
         layouts = self.of_class.get(type(t))
         if layouts is None or t.dtype in _OFFSET_DTYPES or t.layout is not torch.strided:
@@ -69,6 +70,8 @@ class LayoutCache:
         if any(type(n) is not int for n in (*t.shape, *t.stride())):
             return  # symbolic sizes have no hash
         if kind_of_keys(torch_dispatch.dispatch_keys(t).raw_repr()) != PLAIN or t.shape in layouts:
+            return
+        if torch_dispatch.functionalize_included():
             return
         if any(map(torch_dispatch.key_excluded, _NOT_PLAIN_KEYS)):
             return
