@@ -25,7 +25,7 @@ import torch_fakeify as tfk
 from torch_fakeify.describe.describer import MetaTensorDescriber
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @given(tensor_groups(marks=True, dtypes=DTYPES))
@@ -292,6 +292,7 @@ def _alike() -> dict[str, Callable[[], torch.Tensor]]:
         "zero": lambda: torch._efficientzerotensor(4, 4),
         "meta": lambda: e(device="meta"),
         "sparse": lambda: e().to_sparse(),
+        "view of sparse": lambda: torch.ones(4, 4).to_sparse(1).values(),
         "inference": inferred,
         "view by inference": seen_in_inference,
         "parameter": lambda: torch.nn.Parameter(e()),
@@ -302,7 +303,17 @@ def _alike() -> dict[str, Callable[[], torch.Tensor]]:
         "marked": lambda: marked(e()),
         "nested": lambda: torch.nested.nested_tensor([torch.empty(4)] * 4),
         "fake": lambda: FakeTensorMode().from_tensor(e()),
+        "functional": lambda: torch._to_functional_tensor(e()),
     }
+
+
+@contextlib.contextmanager
+def _functionalized() -> Iterator[None]:
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
 
 
 _CALLS: dict[str, Callable[[], Any]] = {
@@ -314,6 +325,7 @@ _CALLS: dict[str, Callable[[], Any]] = {
     "dual level": torch.autograd.forward_ad.dual_level,
     "no dispatch": torch._C._DisableTorchDispatch,
     "fake mode": FakeTensorMode,
+    "functionalized": _functionalized,
 }
 
 
@@ -344,7 +356,21 @@ def test_a_layout_that_is_known_is_told_from_all_others(around_first: str, aroun
                     refused.append(name)
                 assert _record_or_refusal(fast, t) == expected, name
                 assert _record_or_refusal(fast, t) == expected, name
-    assert {*refused} <= {"nested", "zero"}
+    assert {*refused} <= {"nested", "zero", "view of sparse"}
+
+
+def test_symbolic_sizes_without_a_mode_are_no_known_layout() -> None:
+    """Sizes or strides of a tensor that is not fake; symbols have no hash."""
+    n = ShapeEnv().create_unbacked_symint()
+    for t in (
+        torch.empty(n, 3, device="meta"),
+        torch.empty_strided((2, 3), (n, 1), device="meta"),
+    ):
+        describer = MetaTensorDescriber()
+        plain = describer._describe_general(t, "$")
+        for _ in range(2):
+            assert describer.describe_tensor(t) == plain
+        assert tfk.loads(tfk.dumps([plain])) == [plain]
 
 
 def test_a_describer_remembers_so_many_layouts() -> None:

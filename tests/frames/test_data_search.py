@@ -12,6 +12,7 @@ from captured_frames import recorded_frame
 from test_size_names import recorded
 
 import torch_fakeify as tfk
+from torch_fakeify.frames.inputs.data_moves import changed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -303,6 +304,17 @@ def test_the_asserts_of_an_exported_program_are_satisfied(tmp_path: Path) -> Non
     x, n = frame.materialize(sizes={"x.size(0)": 9})
     assert 2 <= n.item() <= 9 == x.shape[0]
     assert frame.materialize(sizes={"u0": 4})[1].item() == 4
+
+
+def test_elements_are_drawn_when_all_other_changes_are_taken() -> None:
+    """What a search draws later does not depend on a tensor of which it took the first changes."""
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    changes = changed(torch.arange(100), [3], [1], generator)
+    assert next(changes).tolist() == [3] * 100
+    assert torch.equal(generator.get_state(), before)
+    assert len(list(changes)) > 10
+    assert not torch.equal(generator.get_state(), before)
 
 
 def test_a_frame_that_reads_no_data_needs_no_search(

@@ -85,6 +85,24 @@ def _user_function(graph):
     relu.op, relu.target = "call_function", _transformed
 
 
+class Unprintable:
+    """A function of the user whose text cannot be had."""
+
+    __name__ = "unprintable"
+
+    def __call__(self, x):
+        """Return the argument."""
+        return x
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+def _user_object(graph):
+    (relu,) = graph.find_nodes(op="call_method", target="relu")
+    relu.op, relu.target = "call_function", Unprintable()
+
+
 def _called_module(graph):
     with graph.inserting_before(graph.output_node()):
         graph.call_module("layer")
@@ -104,6 +122,7 @@ REFUSED = {
         "by torch.compile, make_fx or the graph_module of torch.export.export.",
     ),
     "user function": (_user_function, "$.nodes[1].target: "),
+    "user object": (_user_object, "$.nodes[1].target: "),
 }  # fmt: skip
 
 

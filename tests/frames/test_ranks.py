@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_fakeify as tfk
+from torch_fakeify.compat import torch_distributed
 from torch_fakeify.errors import CaptureError, FormatError
 from torch_fakeify.records.frame import ProcessGroupDesc, WorldDesc
 
@@ -226,6 +227,16 @@ def test_a_rank_outside_of_the_world_is_refused(rank: Any) -> None:
             CaptureError, match=rf"no such rank; expected a rank from 0 to 3; found {rank!r}\."
         ):
             rebuild(rank)
+
+
+def test_a_frame_without_meshes_needs_no_classes_of_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import takes long, and is not possible in every build."""
+    world = WorldDesc(rank=0, size=4, groups=(ProcessGroupDesc(name="0", ranks=(0, 1)),))
+    desc = msgspec.structs.replace(captures_of(torch.sin, (torch.ones(3),))[0].desc, world=world)
+    monkeypatch.setattr(torch_distributed, "device_meshes", None)
+    moved = tfk.Capture(desc).at_rank(1).desc.world
+    assert moved is not None
+    assert (moved.rank, moved.groups) == (1, world.groups)
 
 
 def test_another_rank_than_that_of_the_process_cannot_run() -> None:

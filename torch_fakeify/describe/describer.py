@@ -246,7 +246,7 @@ class MetaTensorDescriber:
             not is_leaf
             or t.grad is not None
             or t.grad_dtype is not layout.dtype
-            or (base is not None and type(base) not in DENSE)
+            or (base is not None and (type(base) not in DENSE or base.layout is not torch.strided))
         ):
             return None
         attributes = t.__dict__

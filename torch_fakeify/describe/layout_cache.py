@@ -26,7 +26,6 @@ _NOT_PLAIN_KEYS = (
 )
 """Dispatch keys that distinguish other tensors from plain ones."""
 
-
 _OFFSET_DTYPES = (torch.int64, torch.int32)
 """Dtypes of the offsets of jagged tensors, which may have a nested int beside their layout."""
 
@@ -62,12 +61,17 @@ class LayoutCache:
     def add(self, t: torch.Tensor) -> None:
         """Add the layout of a tensor if it is plain and the first of its class and size.
 
-        Nothing is added while dispatch keys that distinguish other tensors are excluded.
+        Nothing is added while dispatch keys that distinguish other tensors are excluded, or included
+        for all.
         """
         layouts = self.of_class.get(type(t))
         if layouts is None or t.dtype in _OFFSET_DTYPES or t.layout is not torch.strided:
             return
+        if any(type(n) is not int for n in (*t.shape, *t.stride())):
+            return  # symbolic sizes have no hash
         if kind_of_keys(torch_dispatch.dispatch_keys(t).raw_repr()) != PLAIN or t.shape in layouts:
+            return
+        if torch_dispatch.functionalize_included():
             return
         if any(map(torch_dispatch.key_excluded, _NOT_PLAIN_KEYS)):
             return

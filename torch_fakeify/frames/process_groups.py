@@ -274,9 +274,9 @@ def meshes_in(record: Any) -> list[Any]:
 
 def families_of(meshes: Iterable[Any]) -> dict[str, Parts]:
     """The families of the groups of meshes, their roots and flattened meshes, by the name of one group."""
-    api = torch_distributed.device_meshes()
     found: dict[str, Parts] = {}
     for mesh in meshes:
+        api = torch_distributed.device_meshes()  # imported only where there is a mesh
         root = mesh._get_root_mesh()
         for each in (mesh, root, *root._flatten_mapping.values()):
             names = getattr(each, "_dim_group_names", None) or ()

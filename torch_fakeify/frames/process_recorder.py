@@ -100,12 +100,14 @@ class ProcessRecorder(Recorder):
         except WriteError as error:
             self._stop(f"nothing is recorded in process {os.getpid()}: {error}")
             return False
+        if self.limit is None:
+            return True
         pid = os.getpid()
         count = sum(
             frame.path is not None and frame.pid == pid and frame.graph not in ("joint", "backward")
             for frame in self.frames
         )
-        if self.limit is not None and count >= self.limit:
+        if count >= self.limit:
             self._stop(
                 f"process {pid} has recorded {self.limit} frames, as many as {_LIMIT} says; "
                 "later frames are not recorded"

@@ -49,13 +49,12 @@ def collect(gm: torch.fx.GraphModule, where: str) -> ModuleAttributes:
     found = ModuleAttributes()
     _collect_module(gm, "", found)
     for i, fx_node in enumerate(gm.graph.nodes):
-        here = f"{where}.nodes[{i}].target"
-        target = str(fx_node.target)
+        if fx_node.op not in ("get_attr", "call_module"):
+            continue  # the target may be an object of the user's program
+        here, target = f"{where}.nodes[{i}].target", str(fx_node.target)
         if fx_node.op == "get_attr":
             _collect_attribute(gm, target, found, here)
-        elif fx_node.op == "call_module" and not (
-            target in found.graphs or target in found.aliases
-        ):
+        elif not (target in found.graphs or target in found.aliases):
             raise UnsupportedValueError(
                 "the graph calls a module that is not a graph",
                 where=here,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,11 +38,13 @@ def changed(
         limits = torch.iinfo(t.dtype)
         wide = _integers(flat.to(torch.int64), aims, steps)
         rows = (row.clamp(limits.min, limits.max).to(t.dtype) for row in wide)
+    for row in rows:
+        yield row.reshape(t.shape)
     places = range(count)
-    if count > _SMALL:
+    if count > _SMALL:  # drawn only if all the others are taken
         drawn = torch.randint(0, count, (_SMALL // 2,), generator=generator)
         places = [0, count - 1, *(int(i) for i in drawn)]
-    for row in chain(rows, _one_by_one(flat, places, aims, steps)):
+    for row in _one_by_one(flat, places, aims, steps):
         yield row.reshape(t.shape)
 
 
