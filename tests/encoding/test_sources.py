@@ -239,6 +239,23 @@ def test_wrong_records_are_refused(text: str) -> None:
     assert str(error.value) == text
 
 
+MEMBERS = "AttrSource GenericAttrSource ParamBufferSource UnspecializedParamBufferSource CellContentsSource"
+
+
+@pytest.mark.parametrize("cls", MEMBERS.split())
+def test_a_member_is_what_the_constructor_makes_of_it(cls: str) -> None:
+    """A file has no source that torch would not make; a constructor may also split a member at dots."""
+    more = {"freevar_name": "f"} if cls == "CellContentsSource" else {}
+    desc = local(cls, ("member", "a.b"), *more.items())
+    try:
+        expected = getattr(S, cls)(X, "a.b", *more.values())
+    except AssertionError:
+        with pytest.raises(FormatError, match="a source cannot be made"):
+            decode_source(desc)
+    else:
+        assert decode_source(desc) == expected
+
+
 @pytest.mark.parametrize(
     ("cls", "field", "text"),
     [

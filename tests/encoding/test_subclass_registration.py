@@ -209,6 +209,23 @@ def test_a_class_that_is_not_imported_is_refused(name: str) -> None:
     )
 
 
+NO_WRAPPERS = """
+    subprocess.Popen torch.Tensor torch.nn.Parameter holder_classes.Unlucky holder_classes.Handle
+    builtins.type torch._subclasses.fake_tensor.FakeTensor
+"""
+
+
+@pytest.mark.parametrize("name", NO_WRAPPERS.split())
+def test_a_class_that_is_no_wrapper_is_refused(name: str) -> None:
+    """A file cannot call ``__tensor_unflatten__`` on anything else."""
+    with pytest.raises(UnknownNameError) as error:
+        subclass_of(SubclassDesc(cls=name), where="t")
+    assert str(error.value) == (
+        f"t: the class {name!r} is no traceable wrapper subclass; expected a tensor subclass with "
+        "__tensor_flatten__ and __tensor_unflatten__"
+    )
+
+
 def test_decoding_imports_nothing(tmp_path: Path) -> None:
     """A module on the path is not imported because a record names it."""
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')")

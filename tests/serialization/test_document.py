@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -399,6 +399,12 @@ def test_record_types_that_cannot_cross_are_found_when_compiled() -> None:
             reading.decode_types(cls)
     with pytest.raises(TypeError):
         writing.hooks_of(list[ExprDesc])
+
+
+@pytest.mark.parametrize("cls", [FrameDesc, *get_args(ExprNode)])
+def test_parts_of_rows_refuse_unknown_fields(cls: type[Any]) -> None:
+    """What is written as an array has no more items than fields."""
+    assert cls.__struct_config__.forbid_unknown_fields
 
 
 def test_sizes_with_equal_text_are_one_object() -> None:

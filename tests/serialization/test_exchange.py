@@ -121,6 +121,26 @@ def test_the_word_for_a_reading(found: Row, home: Row | None, word: str) -> None
     assert word_of(found, home) == word
 
 
+def test_the_table() -> None:
+    """A row for each writer, a column for each reader, models apart, and what went wrong below."""
+    model = row("compiles", name="model_bert-1", again="same", run="same", writer="2.13.0")
+    home = {"torch": "2.13.0", "rows": [{**GOOD, "writer": "2.13.0"}, model]}
+    refused = row("refused", error="UnknownNameError", text="no\nsuch")
+    raised = {**model, "verdict": "raises", "error": "KeyError", "text": "'x'"}
+    assert table([home, {"torch": "2.14.1", "rows": [refused, raised]}]) == [
+        "| written under \\ read under | 2.13.0 | 2.14.1 |",
+        "|---|---|---|",
+        "| old | 2 compile | 0 compile, 1 refused by name, **1 fail** |",
+        "",
+        "| model, written under \\ read under | 2.13.0 | 2.14.1 |",
+        "|---|---|---|",
+        "| bert, old | 1 compile | 0 compile, **1 fail** |",
+        "",
+        "failure: old -> 2.14.1: model_bert-1: raises, KeyError, 'x'",
+        "refused: old -> 2.14.1: a: refused, UnknownNameError, no such",
+    ]
+
+
 # --- what versions say in other words -------------------------------------------------------------
 
 
