@@ -411,7 +411,8 @@ def caused_by(env: Any, location: Any) -> Generator[None, None, None]:
 
 def renamed(value: Any, symbols: Mapping[Any, Any]) -> Any:
     """An expression with other symbols; values of other classes and without these symbols unchanged."""
-    if not isinstance(value, sympy.Basic) or value.free_symbols.isdisjoint(symbols):
+    # Not the sets' other way round, which would look at each of the symbols.
+    if not isinstance(value, sympy.Basic) or symbols.keys().isdisjoint(value.free_symbols):
         return value
     names = {_record(s): _record(symbols[s]) for s in value.free_symbols & symbols.keys()}
     # Through records: `xreplace` would evaluate unevaluated expressions.
