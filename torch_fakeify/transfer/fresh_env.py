@@ -203,6 +203,21 @@ class FreshEnv:
         """An expression over the original symbols; other values unchanged."""
         return renamed(value, self._changed_back)
 
+    def policy(self, context: Any) -> Any:
+        """The ``SymbolicContext`` of a tensor that finds the new symbols for its sizes."""
+        changes: dict[str, Any] = {}
+        if hasattr(context, "shape_env_to_source_to_symbol_cache"):
+            found = context.shape_env_to_source_to_symbol_cache.get(id(self._original), {})
+            changes["shape_env_to_source_to_symbol_cache"] = {
+                id(self.env): {name: self.to_fresh(expr) for name, expr in found.items()}
+            }
+        if getattr(context, "view_base_context", None) is not None:
+            changes["view_base_context"] = self.policy(context.view_base_context)
+        if hasattr(context, "inner_contexts"):
+            parts = context.inner_contexts.items()
+            changes["inner_contexts"] = {name: self.policy(part) for name, part in parts}
+        return dataclasses.replace(context, **changes)
+
     # --- symbols ----------------------------------------------------------------------------------
 
     def _make(self, symbol: sympy.Symbol) -> sympy.Symbol:
