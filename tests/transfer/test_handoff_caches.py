@@ -296,14 +296,23 @@ def test_real_tensors_may_be_freed_while_the_backend_compiles() -> None:
     assert died == [True, True]
 
 
-def test_parameters_can_be_swapped_after_compiling() -> None:
-    """No weak reference remains that ``swap_tensors`` refuses; the backend is named by a string."""
+@pytest.mark.parametrize("train", [False, True])
+def test_parameters_can_be_swapped_after_compiling(train: bool) -> None:
+    """No weak reference remains that ``swap_tensors`` refuses; the backend is named by a string.
+
+    In training the context of the backend is kept for the backward. The graph does not take the bias.
+    """
     module = torch.nn.Linear(3, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return module.weight.sum() * x * module.bias.shape[0]
+
     torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(module, backend="fakeify", dynamic=True)(torch.ones(2, 3))
-    torch.utils.swap_tensors(module.weight, torch.nn.Parameter(torch.ones(3, 3)))
-    assert module.weight[0, 0] == 1
+    with torch.set_grad_enabled(train):
+        torch.compile(f, backend="fakeify", dynamic=not train)(torch.ones(2, 3))
+    for parameter in module.parameters():
+        torch.utils.swap_tensors(parameter, torch.nn.Parameter(torch.ones(parameter.shape)))
+        assert parameter.sum() == parameter.numel()
 
 
 # --- the context ----------------------------------------------------------------------------------

@@ -101,13 +101,10 @@ FEW = frozenset({
 ASSERTED_AGAIN = frozenset({"item_equals_input_size"})
 """AOTAutograd states their asserts in Dynamo's environment anew; through a handoff, in its own."""
 
-OTHER_SYMBOLS = {
-    **dict.fromkeys(
-        ("base_and_view", "mutated_non_leaf", "non_leaf"),
-        "the handoff knows that sizes of a base and of a view of it are equal",
-    ),
-    "sgd_step": "the handoff gives tensors that the graph holds no symbols of their own",
-}
+OTHER_SYMBOLS = dict.fromkeys(
+    ("base_and_view", "mutated_non_leaf", "non_leaf"),
+    "the handoff knows that sizes of a base and of a view of it are equal",
+)
 """Why inputs have other symbols, with symbols from the start."""
 
 

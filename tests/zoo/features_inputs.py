@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from compiled_programs import feature
+from torch.testing._internal.two_tensor import TwoTensor
 
 if TYPE_CHECKING:
     from observe import Run
@@ -427,3 +428,24 @@ def data_and_grad(run: Run) -> None:
         run.note("grad", [x.grad])
         run.call(run.compile(h), x, grad=False)
         run.note("grad", [x.grad])
+
+
+# --- tensors that the graph holds -----------------------------------------------------------------
+
+
+@feature(plain=True)
+def held_by_the_graph(run: Run) -> None:
+    """Tensors of static address whose data gets other sizes, one that has a view, one of inner tensors."""
+    base = torch.arange(12.0).view(3, 4)
+    inner = TwoTensor(torch.ones(3, 5), torch.ones(3, 5))
+    held = [torch.arange(3.0), base, base.t()[1:], inner]
+    for t in held:
+        torch._dynamo.mark_static_address(t, guard=True)
+
+    def f(x: torch.Tensor, n: int) -> Any:
+        return held[0].sum() * x, held[0] * 2, [t.sum(0) + n for t in held[1:]]
+
+    c = run.compile(f, dynamic=True)
+    run.call(c, torch.ones(4), 3)
+    held[0].data = torch.arange(5.0)
+    run.call(c, torch.ones(6), 4)

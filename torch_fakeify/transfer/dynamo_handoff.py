@@ -238,12 +238,13 @@ def fresh_backend_state(
     describer.forget()
     del converter, moved, meshes, renamed  # which refer to tensors of the frame
     before = facts_of(fresh.env)
-    backend_context = _context(context, mode, zip(example_inputs, inputs, strict=True))
+    backend_context = _context(context, mode, fresh, list(zip(example_inputs, inputs, strict=True)))
     with torch_dynamo.tracing(backend_context):
         try:
             yield handoff_graph, flattened.inputs(inputs)
         finally:  # also of a backend that asks Dynamo to trace again
             _share(backend_context, context)
+            _drop_others(backend_context.tensor_to_context, inputs)
             for fx_node in handoff_graph.graph.find_nodes(op="placeholder"):
                 fx_node.meta.pop("grapharg", None)  # as Dynamo does: a backend may store the graph
         propagate_new_facts(fresh, context.fake_mode.shape_env, before)
@@ -290,14 +291,28 @@ def _has_record(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _context(context: Any, mode: Any, inputs: Any) -> Any:
-    """The ``TracingContext`` for the backend, which may store it for a later backward."""
+def _context(context: Any, mode: Any, fresh: FreshEnv, inputs: Sequence[tuple[Any, Any]]) -> Any:
+    """The ``TracingContext`` for the backend, which may store it for a later backward.
+
+    A backend makes the tensors that the graph holds fake by their policies.
+    """
     made = torch_dynamo.TracingContext(mode)
     _share(context, made)
-    for value, fake in inputs:
-        if isinstance(value, torch.Tensor) and value in context.tensor_to_context:
-            made.tensor_to_context[fake] = context.tensor_to_context[value]
+    fakes = {id(value): fake for value, fake in inputs}
+    for value, policy in context.tensor_to_context.items():
+        if id(value) in fakes:
+            made.tensor_to_context[fakes[id(value)]] = policy
+        else:
+            made.tensor_to_context[value] = fresh.policy(policy)
     return made
+
+
+def _drop_others(policies: Any, inputs: Sequence[Any]) -> None:
+    """Drop the policies of real tensors, since torch cannot swap tensors with weak references."""
+    kept = set(map(id, inputs))
+    for value in [*policies]:
+        if id(value) not in kept:
+            del policies[value]
 
 
 def _share(source: Any, target: Any) -> None:

@@ -7,8 +7,8 @@ ranges, replacements, divisibilities and axioms; asserts, and what guards do not
 Facts about its local symbols alone are not propagated: the backend's graphs check them.
 
 A local symbol, which only the fresh environment has, is of one of three kinds. A backed one is a size
-of a tensor that the graph itself holds, which is constant: its hint. One that replaced another symbol
-in a retrace is that symbol. The others are numbers that only the backend's graphs compute.
+of a tensor that the graph itself holds, which has no policy and is constant: its hint. One that replaced
+another symbol in a retrace is that symbol. The others are numbers that only the backend's graphs compute.
 """
 
 from __future__ import annotations

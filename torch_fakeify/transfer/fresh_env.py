@@ -203,6 +203,21 @@ class FreshEnv:
         """An expression over the original symbols; other values unchanged."""
         return renamed(value, self._changed_back)
 
+    def policy(self, context: Any) -> Any:
+        """The ``SymbolicContext`` of a tensor that finds the new symbols for its sizes."""
+        changes: dict[str, Any] = {}
+        if hasattr(context, "shape_env_to_source_to_symbol_cache"):
+            found = context.shape_env_to_source_to_symbol_cache.get(id(self._original), {})
+            changes["shape_env_to_source_to_symbol_cache"] = {
+                id(self.env): {name: self.to_fresh(expr) for name, expr in found.items()}
+            }
+        if getattr(context, "view_base_context", None) is not None:
+            changes["view_base_context"] = self.policy(context.view_base_context)
+        if hasattr(context, "inner_contexts"):
+            parts = context.inner_contexts.items()
+            changes["inner_contexts"] = {name: self.policy(part) for name, part in parts}
+        return dataclasses.replace(context, **changes)
+
     # --- symbols ----------------------------------------------------------------------------------
 
     def _make(self, symbol: sympy.Symbol) -> sympy.Symbol:
@@ -411,7 +426,8 @@ def caused_by(env: Any, location: Any) -> Generator[None, None, None]:
 
 def renamed(value: Any, symbols: Mapping[Any, Any]) -> Any:
     """An expression with other symbols; values of other classes and without these symbols unchanged."""
-    if not isinstance(value, sympy.Basic) or value.free_symbols.isdisjoint(symbols):
+    # Not the sets' other way round, which would look at each of the symbols.
+    if not isinstance(value, sympy.Basic) or symbols.keys().isdisjoint(value.free_symbols):
         return value
     names = {_record(s): _record(symbols[s]) for s in value.free_symbols & symbols.keys()}
     # Through records: `xreplace` would evaluate unevaluated expressions.
