@@ -360,13 +360,16 @@ def test_a_layout_that_is_known_is_told_from_all_others(around_first: str, aroun
 
 
 def test_symbolic_sizes_without_a_mode_are_no_known_layout() -> None:
-    """Sizes or strides of a tensor that is not fake; symbols have no hash."""
+    """Sizes, strides or the offset of a tensor that is not fake; symbols have no hash."""
     n = ShapeEnv().create_unbacked_symint()
+    whole = torch.empty(10, device="meta")
     for t in (
         torch.empty(n, 3, device="meta"),
         torch.empty_strided((2, 3), (n, 1), device="meta"),
+        whole.as_strided((2, 3), (3, 1), n),
     ):
         describer = MetaTensorDescriber()
+        describer.describe_tensor(torch.empty(2, 3, device="meta"))
         plain = describer._describe_general(t, "$")
         for _ in range(2):
             assert describer.describe_tensor(t) == plain

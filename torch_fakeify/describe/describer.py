@@ -41,7 +41,7 @@ from torch_fakeify.records.tensor import (
 from . import tensor_state
 from .fake_records import DENSE, FakeRecords, creation_meta
 from .ids import StorageRecords, TensorIds
-from .layout_cache import LayoutCache
+from .layout_cache import LayoutCache, has_symbols
 from .sym_encoder import SymEncoder
 from .unsupported import (
     MAX_DEPTH,
@@ -234,7 +234,9 @@ class MetaTensorDescriber:
             return None  # `CachedLayout` does not distinguish functional tensors
         try:
             layout = self._layouts.of_class[cls].get(t.shape)
-            if layout is None or not layout.matches(t):
+            if layout is None or (layout.device_name == "meta" and has_symbols(t)):
+                return None  # torch's matcher ends the process if it cannot compare symbols
+            if not layout.matches(t):
                 return None
             requires_grad = t.requires_grad
             base = t._base  # None unless it is a view

@@ -30,6 +30,11 @@ _OFFSET_DTYPES = (torch.int64, torch.int32)
 """Dtypes of the offsets of jagged tensors, which may have a nested int beside their layout."""
 
 
+def has_symbols(t: torch.Tensor) -> bool:
+    """Whether a strided tensor has symbolic numbers, as one on the meta device may without being fake."""
+    return any(type(n) is not int for n in (*t.shape, *t.stride(), t.storage_offset()))
+
+
 class CachedLayout(msgspec.Struct, gc=False):
     """The layout of plain tensors, with a function that recognizes it."""
 
@@ -67,9 +72,9 @@ class LayoutCache:
         layouts = self.of_class.get(type(t))
         if layouts is None or t.dtype in _OFFSET_DTYPES or t.layout is not torch.strided:
             return
-        if any(type(n) is not int for n in (*t.shape, *t.stride())):
-            return  # symbolic sizes have no hash
-        if kind_of_keys(torch_dispatch.dispatch_keys(t).raw_repr()) != PLAIN or t.shape in layouts:
+        if kind_of_keys(torch_dispatch.dispatch_keys(t).raw_repr()) != PLAIN:
+            return
+        if has_symbols(t) or t.shape in layouts:  # symbols have no hash
             return
         if torch_dispatch.functionalize_included():
             return
