@@ -435,17 +435,20 @@ def data_and_grad(run: Run) -> None:
 
 @feature(plain=True)
 def held_by_the_graph(run: Run) -> None:
-    """Tensors of static address whose data gets other sizes, one that has a view, one of inner tensors."""
+    """Tensors of static address, one of inner tensors, one changed; data of other sizes, another one."""
     base = torch.arange(12.0).view(3, 4)
     inner = TwoTensor(torch.ones(3, 5), torch.ones(3, 5))
-    held = [torch.arange(3.0), base, base.t()[1:], inner]
+    held = [torch.arange(3.0), base.t()[1:], inner, torch.zeros(2)]
     for t in held:
         torch._dynamo.mark_static_address(t, guard=True)
 
     def f(x: torch.Tensor, n: int) -> Any:
+        held[-1].add_(x.sum())
         return held[0].sum() * x, held[0] * 2, [t.sum(0) + n for t in held[1:]]
 
     c = run.compile(f, dynamic=True)
-    run.call(c, torch.ones(4), 3)
+    run.call(c, torch.ones(4), 3, of=held)
     held[0].data = torch.arange(5.0)
-    run.call(c, torch.ones(6), 4)
+    run.call(c, torch.ones(6), 4, of=held)
+    held[-1] = torch.ones(7)
+    run.call(c, torch.ones(6), 4, of=held)

@@ -1,4 +1,4 @@
-"""Programs: modules of ``torch.nn``."""
+"""Programs: modules of ``torch.nn``, and steps of training."""
 
 from __future__ import annotations
 
@@ -344,3 +344,78 @@ def kv_cache() -> tuple[Any, ...]:
             return self.k[:, :, : start + k.shape[2]].sum(2)
 
     return Cache(), (torch.randn(1, 2, 5, 4), 3), (torch.randn(1, 2, 4, 4), 8)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def _optimizer(make: Any) -> tuple[Any, ...]:
+    params = [torch.randn(3, requires_grad=True), torch.randn(2, 2, requires_grad=True)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    opt = make(params)
+    opt.step()  # makes the state
+    return opt, params
+
+
+@program(grad=True, slow=True)
+def adam_step() -> tuple[Any, ...]:
+    """A compiled step of Adam over several parameters at once."""
+    opt, _ = _optimizer(lambda p: torch.optim.Adam(p, lr=0.1, foreach=True))
+    return (lambda: opt.step()), ()
+
+
+@program(grad=True, frames=2)
+def sgd_step() -> tuple[Any, ...]:
+    """A compiled step of SGD with momentum that reads the gradients of the parameters."""
+    opt, params = _optimizer(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True))
+
+    def f() -> torch.Tensor:
+        opt.step()
+        return params[0].sum()
+
+    return f, ()
+
+
+@program(grad=True, frames=2, slow=True)
+def adamw_capturable() -> tuple[Any, ...]:
+    """A compiled step of AdamW with clipped gradients."""
+    opt, params = _optimizer(lambda p: torch.optim.AdamW(p, amsgrad=True, foreach=False))
+
+    def f() -> Any:
+        norm = torch.nn.utils.clip_grad_norm_(params, 0.5)
+        opt.step()
+        return norm
+
+    return f, ()
+
+
+@program(grad=True, dynamic=True)
+def read_gradients() -> tuple[Any, ...]:
+    """A function that reads ``.grad`` of its arguments and changes both."""
+
+    def f(p: torch.Tensor) -> Any:
+        with torch.no_grad():
+            p.add_(p.grad, alpha=-0.1)
+            y = p.grad * 2
+            p.grad.zero_()
+        return y, p.detach() + 1
+
+    def with_gradient(n: int) -> torch.Tensor:
+        p = torch.randn(n, requires_grad=True)
+        p.grad = torch.randn(n)
+        return p
+
+    return f, *of_sizes(with_gradient)
+
+
+@program(grad=True, dynamo={"trace_autograd_ops": True})
+def backward_inside() -> tuple[Any, ...]:
+    """torch.autograd.grad inside the compiled function."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x**3).sum()
+        (g,) = torch.autograd.grad(y, x)
+        return g * 2
+
+    return f, (torch.randn(3, requires_grad=True),)
