@@ -254,6 +254,17 @@ def test_losses_of_a_capture_are_counted(tmp_path: Path) -> None:
         assert {fx_node.meta["path"] for fx_node in again.graph.nodes} == {".../notes.txt"}
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sizes_of_a_held_tensor_that_were_symbols_are_counted_as_lost(dynamic: bool) -> None:
+    """The record has the sizes as numbers, which is a loss where the frame had symbols."""
+    held = torch.arange(3.0)
+    torch._dynamo.mark_static_address(held, guard=True)
+    capture = only_capture_of(lambda x: held.sum() * x, torch.ones(4), dynamic=dynamic)
+    ((name, record),) = capture.desc.graph.tensors
+    assert record.size == (3,)
+    assert [loss.key for loss in capture.losses] == [name] * dynamic
+
+
 def test_no_grad_and_autocast_are_recorded_and_applied() -> None:
     """A frame that was compiled under ``no_grad`` and autocast is compiled under them again."""
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):

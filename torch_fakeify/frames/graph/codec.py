@@ -147,6 +147,17 @@ _Call: TypeAlias = tuple[Value, tuple[Value, ...], tuple[tuple[str, Value], ...]
 """The target of a node and its arguments."""
 
 
+_NUMBERS = "a tensor that the graph holds: its sizes are numbers here, and symbols in the frame"
+
+
+def _has_symbols(t: torch.Tensor) -> bool:
+    """Whether the frontend has symbols for the sizes of a tensor that the graph holds."""
+    context = torch_dynamo.TracingContext.try_get()
+    policy = None if context is None else context.tensor_to_context.get(t)
+    caches = getattr(policy, "shape_env_to_source_to_symbol_cache", {}).values()
+    return any(isinstance(expr, sympy.Symbol) for cache in caches for expr in cache.values())
+
+
 class _Encoder:
     def __init__(
         self, describer: MetaTensorDescriber, constants: Constants, meta: MetaEncoder
@@ -192,6 +203,7 @@ class _Encoder:
             for name, sub in parts.graphs.items()
         )
         data = read_tensors(parts.tensors) if self.constants == "small" else {}
+        symbolic = ((name, _NUMBERS) for name, t in parts.tensors.items() if _has_symbols(t))
         function_name = vars(gm).get("__name__")
         return GraphModuleDesc(
             nodes=nodes,
@@ -209,7 +221,7 @@ class _Encoder:
             tensor_data=tuple(data.items()),
             values=tuple((n, encode_constant(v, f"{where}.{n}")) for n, v in parts.values.items()),
             meta=meta,
-            dropped_meta=dropped,
+            dropped_meta=(*dropped, *symbolic),
             shared=shared.values,
         )
 
