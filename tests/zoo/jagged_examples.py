@@ -109,7 +109,7 @@ def jagged_shared_offsets() -> tuple[Any, ...]:
 variant("jagged_shared_offsets_dynamic", jagged_shared_offsets, dynamic=True)
 
 
-@example(grad=True)
+@example()
 def jagged_made_inside() -> tuple[Any, ...]:
     """A jagged tensor made in the graph of values and offsets, and given back."""
 
@@ -117,10 +117,7 @@ def jagged_made_inside() -> tuple[Any, ...]:
         x = nested_tensor_from_jagged(values, offsets)
         return x * 2, x.sum(dim=1)
 
-    return f, *[
-        (torch.randn(sum(lengths), 8, requires_grad=True), offsets_of(lengths))
-        for lengths in LENGTHS
-    ]
+    return f, *[(torch.randn(sum(lengths), 8), offsets_of(lengths)) for lengths in LENGTHS]
 
 
 @example(grad=True)

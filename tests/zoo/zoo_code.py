@@ -99,12 +99,6 @@ def while_loop() -> tuple[Any, ...]:
     return f, *_rows_and_weight()
 
 
-@program(grad=True, dynamic=True, dynamo={"capture_scalar_outputs": True}, backend="eager")
-def while_loop_backward() -> tuple[Any, ...]:
-    """The same with gradients, which torch's aot_eager takes with a setting only."""
-    return while_loop()
-
-
 @program()
 def while_loop_on_data() -> tuple[Any, ...]:
     """A while loop whose number of steps depends on the data."""

@@ -158,9 +158,19 @@ def tolist() -> tuple[Any, ...]:
     )
 
 
-@program(grad=True, dynamo=_DATA)
+@program(dynamo=_DATA)
 def float_item() -> tuple[Any, ...]:
     """A float and a bool read from data."""
+
+    def f(x: torch.Tensor, s: torch.Tensor, b: torch.Tensor) -> Any:
+        return x * s.item() + 1, torch.full((2,), s.item()), x + b.item()
+
+    return f, (torch.randn(3), torch.tensor(2.5), torch.tensor(True))
+
+
+@program(grad=True, dynamo=_DATA)
+def float_item_squared() -> tuple[Any, ...]:
+    """A float of the data, which stays symbolic and becomes a tensor again, and a bool."""
 
     def f(x: torch.Tensor, s: torch.Tensor, b: torch.Tensor) -> Any:
         a = s.item()
