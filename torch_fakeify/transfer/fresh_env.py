@@ -68,23 +68,24 @@ if TYPE_CHECKING:
 
 
 _BY_SYMBOL = (
-    "backed_var_to_val var_to_range var_to_range_sloc var_to_sources var_to_stack"
-    " symbol_guard_counter"
-)
+    "backed_var_to_val", "var_to_range", "var_to_range_sloc", "var_to_sources", "var_to_stack",
+    "symbol_guard_counter",
+)  # fmt: skip
 """Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes."""
 
 _POLICY = (
-    "source_to_symbol source_to_var source_name_to_debug_name val_to_var var_to_stack"
-    " var_to_hint_override real_tensor_prop_unbacked_vals unbacked_alloc_order unbacked_renamings"
-    " unbacked_inputs exclusion_constraints specializations _shape_id_to_unbacked_symbol"
-    " _spec_symbol_to_compile_symbol _shape_spec_pending_assumptions"
-)
+    "source_to_symbol", "source_to_var", "source_name_to_debug_name", "val_to_var", "var_to_stack",
+    "var_to_hint_override", "real_tensor_prop_unbacked_vals", "unbacked_alloc_order",
+    "unbacked_renamings", "unbacked_inputs", "exclusion_constraints", "specializations",
+    "_shape_id_to_unbacked_symbol", "_spec_symbol_to_compile_symbol",
+    "_shape_spec_pending_assumptions",
+)  # fmt: skip
 """Attributes that come from the policy of the inputs, or belong to the symbols."""
 
 _FACTS = (
-    "guards var_to_range var_to_range_sloc replacements replacements_slocs axioms divisible"
-    " deferred_runtime_asserts specialization_stacks"
-)
+    "guards", "var_to_range", "var_to_range_sloc", "replacements", "replacements_slocs", "axioms",
+    "divisible", "deferred_runtime_asserts", "specialization_stacks",
+)  # fmt: skip
 """Attributes that have the facts, with their locations."""
 
 
@@ -160,7 +161,7 @@ class FreshEnv:
         Both environments must be about the same inputs.
         """
         env, original, new = self.env, self._original, self.to_fresh
-        for table in _BY_SYMBOL.split():
+        for table in _BY_SYMBOL:
             # Use the original symbol objects as keys: equal distinct objects are slow to compare.
             ours, theirs = getattr(env, table), getattr(original, table)
             values = {new(s): ours.pop(new(s)) for s in theirs if new(s) in ours}
@@ -276,9 +277,9 @@ class FreshEnv:
             if isinstance(key.key[0], torch_graphs.OpOverload):
                 self.env.fake_tensor_cache[key] = entry
 
-    def _copy(self, names: str) -> None:
+    def _copy(self, names: Sequence[str]) -> None:
         """Add the entries of attributes of the original environment, over the new symbols."""
-        for name in names.split():
+        for name in names:
             ours, entries = getattr(self.env, name), getattr(self._original, name)
             moved = moved_over(
                 dict(entries) if isinstance(entries, dict) else [*entries], self.to_fresh
