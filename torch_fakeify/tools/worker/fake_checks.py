@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from torch_fakeify.frames.captures import Capture
 
 # Such operators return a part of a larger tensor: the losses one number in the storage of all of them.
-_PARTS = """
-    mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy _embedding_bag_forward_only fold
-    hann_window hamming_window blackman_window bartlett_window kaiser_window
-"""
+_PARTS = (
+    "mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy",
+    "_embedding_bag_forward_only", "fold", "hann_window", "hamming_window", "blackman_window",
+    "bartlett_window", "kaiser_window",
+)  # fmt: skip
 # Dropout returns its argument outside of training, its fake kernel a copy
 # (``torch._decomp.decompositions.dropout``, torch 2.13).
-_KNOWN = {"dropout": "storage", **dict.fromkeys(_PARTS.split(), "storage bytes")}
+_KNOWN = {"dropout": "storage", **dict.fromkeys(_PARTS, "storage bytes")}
 """What no backend has to care for of torch's own operators and their fake kernels, by the name of the function."""
 _MOST = 64
 """Most whole numbers of a tensor that are written out in a call."""
